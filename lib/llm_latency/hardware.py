@@ -1,0 +1,229 @@
+"""What this machine is and how fast it could be: facts, measured ceilings, and datasheet peaks of named GPUs.
+
+A roofline needs two numbers: bytes per second and operations per second. On a named GPU they stand in a datasheet; on
+any machine they can be measured. Both are here, apart.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from llm_latency import files
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPeak:
+    """Datasheet figures: GB/s, dense TFLOP/s without sparsity, GB (all decimal). FP8 is None where there is none."""
+
+    bandwidth_gbps: float
+    bf16_tflops: float
+    fp32_tflops: float
+    fp8_tflops: float | None
+    memory_gb: float
+
+
+# Sources: NVIDIA's datasheets of the A100 (2020), H100 (2022), H200 (2023), L4 (2023), T4 (2018). "fp32" is without
+# TF32. The T4 has no BF16; its FP16 tensor-core rate stands there.
+DATASHEET: dict[str, GpuPeak] = {
+    "A100-40GB-SXM": GpuPeak(1555, 312, 19.5, None, 40),
+    "A100-80GB-SXM": GpuPeak(2039, 312, 19.5, None, 80),
+    "H100-SXM": GpuPeak(3350, 989, 67, 1979, 80),
+    "H200-SXM": GpuPeak(4800, 989, 67, 1979, 141),
+    "L4": GpuPeak(300, 121, 30.3, 242, 24),
+    "T4": GpuPeak(320, 65, 8.1, None, 16),
+}
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def datasheet_peak(name: str) -> GpuPeak:
+    """The datasheet figures of a GPU by its key in `DATASHEET`. Raises KeyError that lists the known names."""
+    if name not in DATASHEET:
+        raise KeyError(f"no datasheet figures for {name!r}; known: {', '.join(DATASHEET)}")
+    return DATASHEET[name]
+
+
+def default_device() -> torch.device:
+    """CUDA where torch can use it, else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def check_device(device: str | torch.device | None) -> torch.device:
+    """A usable torch.device, `None` meaning this machine's default. Raises ValueError for an unknown or absent one."""
+    if device is None:
+        return default_device()
+    try:
+        checked = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device={device!r} is not a device; expected 'cpu' or 'cuda'") from error
+    if checked.type not in ("cpu", "cuda"):
+        raise ValueError(f"device={device!r} is not supported; expected 'cpu' or 'cuda'")
+    if checked.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device={device!r} asked for, but torch sees no CUDA device here; expected 'cpu'")
+    return checked
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.lower().startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def usable_cores() -> int:
+    """Cores this process may use, which on a shared machine is often fewer than there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def memory_bytes() -> int | None:
+    """Main memory in bytes, or None where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def last_level_cache_bytes() -> int:
+    """Size of the CPU's last-level cache as the kernel reports it; 32 MiB where it does not."""
+    sizes = []
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        text = path.read_text().strip()
+        if text[:-1].isdigit() and text[-1] in "KM":
+            sizes.append(int(text[:-1]) * (1 << 10 if text[-1] == "K" else 1 << 20))
+    return max(sizes, default=32 << 20)
+
+
+def machine_facts() -> dict[str, str | int | float | bool | None]:
+    """Names, versions and sizes that a result must carry so that another person can judge it."""
+    import transformers
+
+    facts: dict[str, str | int | float | bool | None] = {
+        "cpu": _cpu_name(),
+        "cores": usable_cores(),
+        "threads": torch.get_num_threads(),
+        "memory_gb": round((memory_bytes() or 0) / 1e9, 1) or None,
+        "last_level_cache_mb": round(last_level_cache_bytes() / 2**20, 1),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "gpu": None,
+    }
+    if torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(0)
+        facts |= {
+            "gpu": properties.name,
+            "gpu_memory_gb": round(properties.total_memory / 1e9, 1),
+            "gpu_capability": f"{properties.major}.{properties.minor}",
+            "cuda": torch.version.cuda,
+        }
+    return facts
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """What this machine's memory and arithmetic reached in simple loops, the best of several tries.
+
+    read_gbps: a sum over an array far larger than the cache. copy_gbps: bytes read plus bytes written.
+    gemv_gbps: weight bytes per second of a matrix times one vector, by dtype: the decode ceiling.
+    matmul_gflops: rate of a square matrix product, by dtype: the prefill ceiling.
+    """
+
+    device: str
+    name: str
+    threads: int
+    read_gbps: float
+    copy_gbps: float
+    gemv_gbps: dict[str, float]
+    matmul_gflops: dict[str, float]
+
+
+def _best_seconds(fn: Callable[[], object], device: torch.device, repeats: int = 7) -> float:
+    """Shortest of several runs: a ceiling asks what the machine can do, not what it usually does."""
+
+    def once() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        start = time.perf_counter()
+        fn()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - start
+
+    once()
+    return min(once() for _ in range(repeats))
+
+
+def measure_ceilings(device: str | torch.device | None = None) -> Ceilings:
+    """Measure this machine's ceilings (about 5 s on two cores). Use `ceilings` for the stored result.
+
+    The GEMV rotates through 256 MiB of matrices (4 GiB on a GPU), as a decode step walks through a model's layers: one
+    matrix read again and again would sit in a near cache and report a bandwidth that no decode step ever sees.
+    """
+    device = check_device(device)
+    on_gpu = device.type == "cuda"
+    size = 2**30 if on_gpu else min(2**30, max(2**28, 2 * last_level_cache_bytes()))  # bytes that no cache holds
+    array = torch.ones(size // 4, device=device)
+    target = torch.empty_like(array)
+    read_gbps = size / _best_seconds(array.sum, device) / 1e9
+    copy_gbps = 2 * size / _best_seconds(lambda: target.copy_(array), device) / 1e9
+    del array, target
+
+    gemv: dict[str, float] = {}
+    matmul: dict[str, float] = {}
+    names = ("float32", "bfloat16", "float16") if on_gpu else ("float32", "bfloat16")
+    side = 8192 if on_gpu else 2048
+    for name in names:
+        dtype = DTYPES[name]
+        rows = 4096
+        matrix_bytes = rows * rows * dtype.itemsize
+        working_set = 2**32 if on_gpu else 2**28
+        matrices = [torch.ones(rows, rows, device=device, dtype=dtype) for _ in range(working_set // matrix_bytes)]
+        vector = torch.randn(1, rows, device=device, dtype=dtype)
+
+        def read_all(matrices: list[torch.Tensor] = matrices, vector: torch.Tensor = vector) -> None:
+            for matrix in matrices:
+                torch.nn.functional.linear(vector, matrix)
+
+        gemv[name] = len(matrices) * matrix_bytes / _best_seconds(read_all, device) / 1e9
+        a = torch.randn(side, side, device=device, dtype=dtype)
+        b = torch.randn(side, side, device=device, dtype=dtype)
+        matmul[name] = 2 * side**3 / _best_seconds(lambda a=a, b=b: a @ b, device, repeats=4) / 1e9
+        del matrices, a, b
+    name = torch.cuda.get_device_name(device) if on_gpu else _cpu_name()
+    return Ceilings(str(device), name, torch.get_num_threads(), read_gbps, copy_gbps, gemv, matmul)
+
+
+def ceilings(device: str | torch.device | None = None, *, refresh: bool = False) -> Ceilings:
+    """This machine's measured ceilings, from the cache folder when it was measured there before.
+
+    The stored figures belong to one device, one torch and one number of threads; a change of any measures anew.
+    """
+    device = check_device(device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name()
+    key = {"device": str(device), "name": name, "threads": torch.get_num_threads(), "torch": torch.__version__}
+    path = files.cache_folder() / "ceilings.json"
+    stored = files.read_json(path, default=[])
+    for entry in stored:
+        if entry["key"] == key and not refresh:
+            return Ceilings(**entry["ceilings"])
+    measured = measure_ceilings(device)
+    stored = [entry for entry in stored if entry["key"] != key] + [{"key": key, "ceilings": asdict(measured)}]
+    try:
+        files.write_atomically(path, json.dumps(stored, indent=1))
+    except OSError as error:  # a shared, read-only cache still serves; it is only measured anew each time
+        warnings.warn(f"measured ceilings not stored in {path}: {error.strerror}", stacklevel=2)
+    return measured

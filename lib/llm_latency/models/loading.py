@@ -1,0 +1,134 @@
+"""Load a profile's target, draft and tokenizer; or any Llama/Qwen2-like model from a local directory."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedModel
+from transformers.utils import logging
+
+from llm_latency import hardware
+from llm_latency.models import bundled
+from llm_latency.models.profiles import Source, choose_profile
+
+# Llama-2-7B's published shape, and that of the 160M model often used as its draft.
+SHAPES = {
+    "llama-7b-shape": dict(num_hidden_layers=32, hidden_size=4096, intermediate_size=11008, num_attention_heads=32),
+    "llama-160m-shape": dict(num_hidden_layers=12, hidden_size=768, intermediate_size=3072, num_attention_heads=12),
+}
+
+
+def load_target(
+    profile: str | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    attn_implementation: str | None = None,
+    device: str | torch.device | None = None,
+) -> PreTrainedModel:
+    """The target model of a profile, or of a local directory with safetensors, in evaluation mode.
+
+    profile: a name of `profile_names()`, a path to a directory, or None (picked for this machine).
+    dtype: None takes the profile's own (FP32 on a CPU). attn_implementation: as in transformers; None is "sdpa".
+    device: None takes CUDA where there is one.
+
+    Raises ValueError for an unknown profile, dtype or device, and RuntimeError if the model cannot be fetched.
+    """
+    source, own_dtype = _resolve(profile, "target")
+    return _load(source, dtype or own_dtype, attn_implementation, hardware.check_device(device))
+
+
+def load_draft(
+    profile: str | None = None, *, dtype: torch.dtype | None = None, device: str | torch.device | None = None
+) -> PreTrainedModel:
+    """The small model that guesses for a profile's target in speculative decoding.
+
+    Raises ValueError if the profile has none.
+    """
+    source, own_dtype = _resolve(profile, "draft")
+    return _load(source, dtype or own_dtype, None, hardware.check_device(device))
+
+
+def load_tokenizer(profile: str | None = None):
+    """The tokenizer of a profile or of a local directory.
+
+    The `llama-7b-shape` profile has no text of its own and borrows the bundled model's tokenizer: its ids are valid
+    there too.
+    """
+    source, _ = _resolve(profile, "target")
+    place, arguments = _where(source, tokenizer=True)
+    return AutoTokenizer.from_pretrained(place, trust_remote_code=False, **arguments)
+
+
+def _resolve(profile: str | None, role: str) -> tuple[Source | Path, torch.dtype]:
+    if profile is not None and not isinstance(profile, str | Path):
+        raise TypeError(f"profile={profile!r} is a {type(profile).__name__}; expected a name, a directory or None")
+    if profile is not None and Path(profile).is_dir():
+        on_gpu = torch.cuda.is_available()
+        return Path(profile), torch.bfloat16 if on_gpu else torch.float32
+    chosen, _ = choose_profile(profile)
+    source = chosen.target if role == "target" else chosen.draft
+    if source is None:
+        raise ValueError(f"profile {chosen.name!r} has no draft model; use prompt lookup, or a directory as profile")
+    return source, chosen.dtype
+
+
+def _where(source: Source | Path, *, tokenizer: bool = False) -> tuple[str, dict]:
+    """What from_pretrained wants: a place, and the arguments that pin it."""
+    if isinstance(source, Path):
+        return str(source), {"local_files_only": True}
+    if source.kind == "bundled" or (source.kind == "shape" and tokenizer):
+        return str(bundled.prepare()), {"local_files_only": True}
+    return source.name, {"revision": source.revision}  # a commit: it fixes every file by its hash
+
+
+def _load(source: Source | Path, dtype: torch.dtype, attention: str | None, device: torch.device) -> PreTrainedModel:
+    if dtype not in hardware.DTYPES.values():
+        raise ValueError(f"dtype={dtype!r}; expected one of {', '.join(hardware.DTYPES)}")
+    attention = attention or "sdpa"
+    if isinstance(source, Source) and source.kind == "shape":
+        return random_model(source.name, dtype, attention, device)
+    place, arguments = _where(source)
+    config = AutoConfig.from_pretrained(place, trust_remote_code=False, **arguments)
+    with _quiet():
+        model = AutoModelForCausalLM.from_pretrained(
+            place,
+            config=config,
+            dtype=dtype,
+            attn_implementation=attention,
+            use_safetensors=True,  # never a pickle
+            trust_remote_code=False,
+            **arguments,
+        )
+    return model.to(device).eval()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bar for a load that takes a second: in a notebook it would be the cell's only output."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def random_model(name: str, dtype: torch.dtype, attention: str, device: torch.device) -> PreTrainedModel:
+    """A model of a known shape with random weights, made on the device itself: right for timing, wrong for text."""
+    if name not in SHAPES:
+        raise ValueError(f"unknown shape {name!r}; expected one of {', '.join(SHAPES)}")
+    config = LlamaConfig(vocab_size=32000, max_position_embeddings=4096, tie_word_embeddings=False, **SHAPES[name])
+    config._attn_implementation = attention
+    torch.manual_seed(0)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            model = AutoModelForCausalLM.from_config(config)
+    finally:
+        torch.set_default_dtype(before)
+    return model.eval()

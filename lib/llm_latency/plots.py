@@ -1,0 +1,148 @@
+"""One look for every picture of the course: fixed colours, direct labels, readable in grey.
+
+The colours are Okabe and Ito's (2008), which readers with any of the common colour-vision deficiencies can tell apart;
+where two bars meet, hatching says it a second time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+
+from llm_latency.timing import LatencyBreakdown
+
+STAGES = ("tokenise", "prefill", "decode", "detokenise")
+STAGE_COLOURS = {"tokenise": "#E69F00", "prefill": "#0072B2", "decode": "#D55E00", "detokenise": "#009E73"}
+STAGE_HATCHES = {"tokenise": "..", "prefill": "//", "decode": "", "detokenise": "xx"}
+OTHER_COLOUR = "#999999"
+METHOD_COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000"]
+METHOD_MARKERS = ["o", "s", "^", "D", "v", "P", "X"]
+
+
+def use_style() -> None:
+    """Set matplotlib's defaults for the course. Call it once per notebook."""
+    mpl.rcParams.update(
+        {
+            "figure.figsize": (10, 4.2),
+            "figure.dpi": 100,
+            "savefig.dpi": 100,
+            "figure.constrained_layout.use": True,
+            "font.size": 12,
+            "axes.titlesize": 14,
+            "axes.titleweight": "bold",
+            "axes.titlelocation": "left",
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.grid": True,
+            "grid.alpha": 0.3,
+            "axes.axisbelow": True,
+            "lines.linewidth": 2.2,
+            "lines.markersize": 7,
+            "hatch.linewidth": 0.6,
+            "legend.frameon": False,
+            "axes.prop_cycle": mpl.cycler(color=METHOD_COLOURS, marker=METHOD_MARKERS),
+        }
+    )
+
+
+def stage_values(breakdown: LatencyBreakdown | Mapping[str, float]) -> dict[str, float]:
+    """Milliseconds by stage from a breakdown or a mapping; KeyError names a stage that is missing."""
+    if isinstance(breakdown, LatencyBreakdown):
+        return {
+            "tokenise": breakdown.tokenize_ms,
+            "prefill": breakdown.prefill_ms,
+            "decode": breakdown.decode_ms,
+            "detokenise": breakdown.detokenize_ms,
+        }
+    missing = [stage for stage in STAGES if stage not in breakdown]
+    if missing:
+        raise KeyError(f"stages missing: {', '.join(missing)}; expected {', '.join(STAGES)}")
+    return {stage: float(breakdown[stage]) for stage in STAGES}
+
+
+def stage_bar(
+    ax: Axes,
+    bars: LatencyBreakdown | Mapping[str, LatencyBreakdown | Mapping[str, float]],
+    *,
+    label_share: float = 0.06,
+) -> None:
+    """Draw one or more requests as horizontal bars cut into the four stages, each labelled on the bar.
+
+    bars: one breakdown, or {title: breakdown or {stage: ms}}, drawn from the top down. A piece smaller than
+    `label_share` of the longest bar gets no label of its own: it is named in the legend only.
+    """
+    if isinstance(bars, LatencyBreakdown):
+        bars = {"": bars}
+    rows = {title: stage_values(bar) for title, bar in bars.items()}
+    longest = max(sum(row.values()) for row in rows.values())
+    for y, row in enumerate(rows.values()):
+        left = 0.0
+        for stage in STAGES:
+            ms = row[stage]
+            ax.barh(
+                y,
+                ms,
+                left=left,
+                color=STAGE_COLOURS[stage],
+                hatch=STAGE_HATCHES[stage],
+                edgecolor="white",
+                label=stage if y == 0 else None,
+            )
+            if ms > label_share * longest:
+                ax.text(
+                    left + ms / 2,
+                    y,
+                    f"{stage}\n{ms:.0f} ms",
+                    ha="center",
+                    va="center",
+                    color="white",
+                    fontsize=11,
+                    bbox={"facecolor": STAGE_COLOURS[stage], "edgecolor": "none", "pad": 1.5},
+                )
+            left += ms
+        ax.text(left + 0.01 * longest, y, f"{left:.0f} ms", va="center", fontweight="bold")
+    ax.set_yticks(range(len(rows)), list(rows))
+    ax.invert_yaxis()
+    ax.set_xlim(0, longest * 1.12)
+    ax.set_xlabel("time (ms)")
+    ax.grid(axis="y", visible=False)
+    ax.legend(ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.22))
+
+
+def waterfall(
+    ax: Axes, names: Sequence[str], totals_ms: Sequence[float], *, overlaps: Sequence[bool] | None = None
+) -> None:
+    """Draw totals as falling steps: first and last as full bars, between them what each step took away.
+
+    A step that made things slower is drawn upwards and in another colour. overlaps: steps that share their gain with
+    another one are hatched.
+
+    Raises ValueError if names and totals differ in number or there are fewer than two.
+    """
+    if len(names) != len(totals_ms) or len(names) < 2:
+        raise ValueError(f"{len(names)} names and {len(totals_ms)} totals; expected the same number, at least two")
+    overlaps = overlaps or [False] * len(names)
+    highest = max(totals_ms)
+    labels: list[str] = []
+
+    def bar(x: int, bottom: float, height: float, colour: str, text: str, hatch: str = "") -> None:
+        ax.bar(x, height, bottom=bottom, color=colour, hatch=hatch, edgecolor="white", width=0.75)
+        ax.text(x, bottom + height + 0.012 * highest, text, ha="center", va="bottom", fontsize=10)
+
+    bar(0, 0, totals_ms[0], OTHER_COLOUR, f"{totals_ms[0]:.0f} ms")
+    labels.append(names[0])
+    for i in range(1, len(names)):
+        before, after = totals_ms[i - 1], totals_ms[i]
+        gain = before - after
+        colour = METHOD_COLOURS[0] if gain >= 0 else METHOD_COLOURS[1]
+        bar(i, min(before, after), abs(gain), colour, f"{-gain:+.0f} ms", "//" if overlaps[i] else "")
+        ax.plot([i - 1 + 0.375, i - 0.375], [before, before], color="black", linewidth=0.8, marker="")
+        labels.append(names[i])
+    bar(len(names), 0, totals_ms[-1], METHOD_COLOURS[2], f"{totals_ms[-1]:.0f} ms")
+    labels.append("now")
+    ax.set_xticks(range(len(labels)), labels, rotation=25, ha="right")
+    ax.set_ylabel("time of the request (ms)")
+    ax.set_ylim(0, highest * 1.1)
+    ax.grid(axis="x", visible=False)

@@ -1,0 +1,52 @@
+"""What the notebooks show: source code from the library itself, figures with alternative text, facts of this machine."""
+
+from __future__ import annotations
+
+import base64
+import html
+import inspect
+import io
+import textwrap
+
+from IPython.display import Code, display
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+
+
+def source(*objects: object) -> None:
+    """Display the source of functions or classes as it stands in the library, so that text and code cannot drift apart."""
+    for obj in objects:
+        display(Code(textwrap.dedent(inspect.getsource(obj)), language="python"))
+
+
+def figure(fig: Figure, *, alt: str) -> None:
+    """Display a matplotlib figure with alternative text, then close it.
+
+    `alt` says what the figure shows ("memory grows as a parabola for one curve, as a line for the other"), not what it
+    is. It stands in the output as text, too, so that a screen reader, a terminal and nbval see it.
+
+    Raises ValueError if `alt` is too short to tell anything.
+    """
+    if len(alt.split()) < 5:
+        raise ValueError(f"alt={alt!r}: say in a sentence what the figure shows")
+    buffer = io.BytesIO()
+    fig.savefig(buffer, format="png", dpi=100, bbox_inches="tight")
+    png = base64.b64encode(buffer.getvalue()).decode()
+    # JupyterLab prefers HTML, which can carry the alternative text; viewers without HTML fall back to the PNG.
+    bundle = {
+        "text/html": f'<img alt="{html.escape(alt)}" src="data:image/png;base64,{png}" style="max-width: 100%">',
+        "image/png": png,
+        "text/plain": f"[figure] {alt}",
+    }
+    display(bundle, raw=True)
+    plt.close(fig)
+
+
+def here(text: str) -> None:
+    """Print a line that is true on this machine only. (nbval compares nothing after the colon.)"""
+    print(f"on this machine: {text}")
+
+
+def verdict(claim: str, holds: bool, why: str) -> None:
+    """Print what a measurement of this machine says of a claim, evaluated and not asserted."""
+    here(f"{claim} {'holds' if holds else 'does not hold'}: {why}")

@@ -1,0 +1,58 @@
+"""Fixtures for all tests: small random models that run in milliseconds, and the real one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+TINY = dict(
+    vocab_size=97,
+    hidden_size=48,
+    intermediate_size=112,
+    num_hidden_layers=3,
+    num_attention_heads=6,
+    num_key_value_heads=2,
+    max_position_embeddings=512,
+    bos_token_id=1,
+    eos_token_id=2,
+    pad_token_id=2,
+)
+
+
+def _random(model_class, config, seed: int):
+    torch.manual_seed(seed)
+    model = model_class(config).eval()
+    # Default initialisation gives nearly flat logits, whose argmax rests on rounding: spread them.
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 2:
+                parameter.mul_(4.0)
+    return model
+
+
+@pytest.fixture
+def tiny_llama():
+    """A random FP32 Llama: 6 query heads over 2 KV heads, head_dim 8, tied embeddings."""
+    return _random(LlamaForCausalLM, LlamaConfig(**TINY, tie_word_embeddings=True), seed=11)
+
+
+@pytest.fixture
+def tiny_qwen2():
+    """A random FP32 Qwen2: biases on q, k and v, untied head."""
+    return _random(Qwen2ForCausalLM, Qwen2Config(**TINY, tie_word_embeddings=False), seed=12)
+
+
+@pytest.fixture(scope="session")
+def target():
+    """The course's real model in FP32. Read-only: a test that changes weights must copy it."""
+    from llm_latency import models
+
+    return models.load_target("smollm2-135m", dtype=torch.float32, device="cpu")
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    from llm_latency import models
+
+    return models.load_tokenizer("smollm2-135m")
