@@ -1,0 +1,25 @@
+"""Clocks that tell the truth: stages, measurements and comparisons of work that may still be on its way."""
+
+from llm_latency.timing.compare import compare
+from llm_latency.timing.comparison import Comparison, Ratio
+from llm_latency.timing.latency_breakdown import LatencyBreakdown
+from llm_latency.timing.latency_timer import LatencyTimer
+from llm_latency.timing.measure import measure
+from llm_latency.timing.measurement import Measurement
+from llm_latency.timing.self_check import SelfCheck, self_check
+from llm_latency.timing.simulated_event import SimulatedEvent
+from llm_latency.timing.simulated_stream import SimulatedStream
+
+__all__ = [
+    "Comparison",
+    "LatencyBreakdown",
+    "LatencyTimer",
+    "Measurement",
+    "Ratio",
+    "SelfCheck",
+    "SimulatedEvent",
+    "SimulatedStream",
+    "compare",
+    "measure",
+    "self_check",
+]
