@@ -28,7 +28,8 @@ def cache_folder() -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RuntimeError(
-            f"cannot make the cache folder {folder} ({error.strerror}); set LLM_LATENCY_CACHE to a folder you may write to"
+            f"cannot make the cache folder {folder} ({error.strerror}); "
+            "set LLM_LATENCY_CACHE to a folder you may write to"
         ) from error
     return folder
 

@@ -180,7 +180,6 @@ def measure_ceilings(device: str | torch.device | None = None) -> Ceilings:
     target = torch.empty_like(array)
     read_gbps = size / _best_seconds(array.sum, device) / 1e9
     copy_gbps = 2 * size / _best_seconds(lambda: target.copy_(array), device) / 1e9
-    del array, target
 
     gemv: dict[str, float] = {}
     matmul: dict[str, float] = {}

@@ -5,9 +5,10 @@ from __future__ import annotations
 PROMPT_TOKENS = 256
 NEW_TOKENS = 50
 
-_STATEMENT = """Exercise: given a list of integers and a target, return the positions of two different numbers that add up to \
-the target. Exactly one pair does.
-"""
+_STATEMENT = (
+    "Exercise: given a list of integers and a target, return the positions of two different numbers that add up to "
+    "the target. Exactly one pair does.\n"
+)
 
 _SOLUTION = """Solution:
 def two_sum(numbers, target):
@@ -21,14 +22,17 @@ def two_sum(numbers, target):
 _QUESTION = "Explain to a beginner why this solution works and how long it takes."
 
 # Notes between statement and solution; as many tokens of them are used as the wanted length leaves room for.
-_NOTES = """Format: plain English, short sentences, no headings, no lists. Name each variable once and say what it holds. \
-Begin with the idea, then walk through the loop, then give the running time. Notes for the tutor: a first attempt often \
-compares every number with every other one, which is right but slow on a long list. A dictionary remembers what has been \
-seen, so that one look-up replaces an inner loop. The order of the two steps inside the loop matters: look first, then \
-store, or a number could be paired with itself. Negative numbers and zero need no special care. A number that appears \
-twice is found at its second place. Memory grows with the list, time does too, and the list is read only once. If the \
-list were sorted, two fingers moving towards each other would need no dictionary at all. Hidden tests use lists of up to \
-a hundred thousand numbers. Praise what is good in the learner's code before you suggest a change. """
+_NOTES = (
+    "Format: plain English, short sentences, no headings, no lists. Name each variable once and say what it "
+    "holds. Begin with the idea, then walk through the loop, then give the running time. Notes for the tutor: a "
+    "first attempt often compares every number with every other one, which is right but slow on a long list. A "
+    "dictionary remembers what has been seen, so that one look-up replaces an inner loop. The order of the two "
+    "steps inside the loop matters: look first, then store, or a number could be paired with itself. Negative "
+    "numbers and zero need no special care. A number that appears twice is found at its second place. Memory "
+    "grows with the list, time does too, and the list is read only once. If the list were sorted, two fingers "
+    "moving towards each other would need no dictionary at all. Hidden tests use lists of up to a hundred "
+    "thousand numbers. Praise what is good in the learner's code before you suggest a change. "
+)
 
 
 def standard_prompt(tokenizer, tokens: int = PROMPT_TOKENS) -> str:

@@ -61,6 +61,6 @@ def sample(probs: Tensor, generator: torch.Generator | None = None) -> Tensor:
     vocabulary of 49k on a CPU.) A token of probability 0 is never drawn.
     """
     cdf = probs.cumsum(dim=-1, dtype=torch.float64)
-    uniform = torch.rand(probs.shape[:-1] + (1,), generator=generator, dtype=torch.float64, device=probs.device)
+    uniform = torch.rand((*probs.shape[:-1], 1), generator=generator, dtype=torch.float64, device=probs.device)
     index = torch.searchsorted(cdf, uniform * cdf[..., -1:], right=True)
     return index.clamp_(max=probs.shape[-1] - 1).squeeze(-1)

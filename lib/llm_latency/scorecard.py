@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import json
 import math
+import os
+from pathlib import Path
 
 from llm_latency import files
 
 
-def _path():
-    return files.cache_folder() / "scorecard.json"
+def _path() -> Path:
+    """LLM_LATENCY_SCORECARD lets tests run the notebooks without touching a learner's own guesses."""
+    chosen = os.environ.get("LLM_LATENCY_SCORECARD")
+    return Path(chosen) if chosen else files.cache_folder() / "scorecard.json"
 
 
 def _load() -> dict[str, dict]:

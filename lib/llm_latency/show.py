@@ -1,4 +1,4 @@
-"""What the notebooks show: source code from the library itself, figures with alternative text, facts of this machine."""
+"""What the notebooks show: the library's own source, figures with alternative text, facts of this machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 
 def source(*objects: object) -> None:
-    """Display the source of functions or classes as it stands in the library, so that text and code cannot drift apart."""
+    """Display the source of functions or classes as it stands in the library, so that text and code cannot drift."""
     for obj in objects:
         display(Code(textwrap.dedent(inspect.getsource(obj)), language="python"))
 

@@ -1,0 +1,76 @@
+"""The ladder: every way of answering the standard request that the course measures, one entry each.
+
+To add a rung, write a function that builds its stepper and append an entry to `RUNGS`; nothing else needs to change.
+Builders import what they need themselves, so that a rung of a later chapter costs an earlier one nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from llm_latency import models
+from llm_latency.generation import RecomputeStepper, Stepper, TransformersStepper
+
+BASELINE = "kv-cache"  # rung 1: the baseline of every ratio
+
+
+def _always() -> str | None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """One way to answer the request.
+
+    name: for the command line and the JSON. title: for tables and plots. build: profile name to a ready stepper.
+    weights, cache: format of the bytes a decode step reads, as `roofline` names it. on_path: part of the cumulative
+    way from the baseline to the fastest; a rung off the path is measured against the baseline alone.
+    unavailable: returns why this machine cannot run it, or None. exact: promises the baseline's greedy ids.
+    """
+
+    name: str
+    title: str
+    notebook: str
+    build: Callable[[str | None], Stepper]
+    weights: str = "float32"
+    cache: str = "float32"
+    on_path: bool = False
+    exact: bool = False
+    unavailable: Callable[[], str | None] = _always
+
+    def __post_init__(self) -> None:
+        if not self.name or not self.name.replace("-", "").replace(".", "").isalnum():
+            raise ValueError(f"rung name {self.name!r}; expected letters, digits and hyphens")
+
+
+def _no_cache(profile: str | None) -> Stepper:
+    return RecomputeStepper(models.load_target(profile, dtype=torch.float32, attn_implementation="eager"))
+
+
+def _kv_cache(profile: str | None) -> Stepper:
+    return TransformersStepper(models.load_target(profile, dtype=torch.float32, attn_implementation="eager"))
+
+
+RUNGS: list[Rung] = [
+    Rung("no-cache", "FP32, no KV cache", "04", _no_cache, on_path=True, exact=True),
+    Rung(BASELINE, "KV cache", "04", _kv_cache, on_path=True, exact=True),
+]
+
+
+def rung(name: str) -> Rung:
+    """The entry of that name. Raises ValueError that lists the known ones."""
+    for entry in RUNGS:
+        if entry.name == name:
+            return entry
+    raise ValueError(f"unknown rung {name!r}; expected one of {', '.join(entry.name for entry in RUNGS)}")
+
+
+def choose(names: list[str] | None) -> list[Rung]:
+    """The rungs to run, in the ladder's order: all, or those named; the baseline always runs with them."""
+    if names is None:
+        return list(RUNGS)
+    wanted = {rung(name).name for name in names} | {BASELINE}
+    return [entry for entry in RUNGS if entry.name in wanted]
