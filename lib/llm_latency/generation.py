@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
 
+from llm_latency.compat import with_cache
 from llm_latency.request import encode_prompt
 from llm_latency.sampling import check_sampling, probabilities, sample
 from llm_latency.text import StreamingDetokenizer
@@ -58,14 +59,14 @@ class TransformersStepper:
     def prefill(self, input_ids: Tensor) -> Tensor:
         self.cache = self.make_cache()
         # Only the last position's logits are wanted: the head of 49k rows over 256 positions would be wasted work.
-        output = self.model(input_ids=input_ids, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
+        output = self.model(input_ids=input_ids, use_cache=True, logits_to_keep=1, **with_cache(self.cache))
         return output.logits[:, -1]  # [1, vocab]
 
     @torch.inference_mode()
     def step(self, token_ids: Tensor) -> Tensor:
         if self.cache is None:
             raise RuntimeError("step() before prefill(): there is no request to continue")
-        return self.model(input_ids=token_ids, past_key_values=self.cache, use_cache=True).logits  # [1, k, vocab]
+        return self.model(input_ids=token_ids, use_cache=True, **with_cache(self.cache)).logits  # [1, k, vocab]
 
     @torch.inference_mode()
     def score(self, input_ids: Tensor) -> Tensor:
