@@ -1,0 +1,178 @@
+"""The packed matrix kernels that PyTorch brings, asked for on the device at hand and checked before they are trusted.
+
+A kernel is used only if a small product with it, on this very device, equals the product with the plain weight.
+Otherwise the plain path takes over: it dequantises the weight at every call, right everywhere and fast nowhere.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+INT4_GROUPS = (32, 64, 128, 256)  # what the packed INT4 kernels take
+INT8_WIDTH = 32  # the INT8 kernel reads rows in steps of 16 and gives wrong sums, unannounced, for other widths
+INT4_ROWS = 16  # output channels come in sixteens in the CPU's INT4 layout, in eights in CUDA's
+CUDA_INNER_TILES = 8  # of the CUDA layout: a row must be a multiple of 16 * 8
+PLAIN = "dequantise at every call"
+
+
+def ceil_to(value: int, multiple: int) -> int:
+    """The smallest multiple that is not below value."""
+    return -(-value // multiple) * multiple
+
+
+def nibbles(q: Tensor) -> Tensor:
+    """Two codes per byte: q [out, in] of 0..15 to [out, in / 2] uint8, the even column in the high half."""
+    q = q.to(torch.uint8)
+    return (q[:, ::2] << 4) | q[:, 1::2]
+
+
+def from_nibbles(packed: Tensor) -> Tensor:
+    """Codes [out, in] uint8 from [out, in / 2] bytes; the inverse of `nibbles`."""
+    return torch.stack((packed >> 4, packed & 15), dim=2).flatten(1)
+
+
+# -- INT8 ---------------------------------------------------------------------------------------------------------
+
+
+def int8_matmul(x: Tensor, q: Tensor, scales: Tensor, kernel: str) -> Tensor:
+    """x [rows, in] BF16 times INT8 codes [out, in] with scales [out]: [rows, out] BF16."""
+    if kernel == "packed":
+        return torch._weight_int8pack_mm(x, q, scales)
+    if kernel == "fused by torch.compile":  # the conversion disappears into the matrix kernel once compiled
+        return F.linear(x, q.to(x.dtype)) * scales
+    return F.linear(x, (q.float() * scales.float()[:, None]).to(x.dtype))
+
+
+@functools.cache
+def int8_kernel(device_type: str) -> str:
+    """Which INT8 path this device takes: "packed", "fused by torch.compile" (CUDA), or PLAIN."""
+    if device_type == "cuda":
+        return "fused by torch.compile"
+    q = (torch.arange(3 * INT8_WIDTH) * 7 % 255 - 127).to(torch.int8).view(3, INT8_WIDTH)
+    scales = torch.ones(3, dtype=torch.bfloat16)
+    return "packed" if _agrees(lambda x: int8_matmul(x, q, scales, "packed"), q) else PLAIN
+
+
+# -- INT4 ---------------------------------------------------------------------------------------------------------
+
+
+def int4_matmul(x: Tensor, packed: Tensor, scales_and_zeros: Tensor, group_size: int, kernel: str) -> Tensor:
+    """x [rows, in] BF16 times packed INT4 with scales_and_zeros [in / group, out, 2]: [rows, out] BF16."""
+    if kernel == "packed":
+        if x.device.type == "cuda":
+            return torch.ops.aten._weight_int4pack_mm(x, packed, group_size, scales_and_zeros)
+        return torch.ops.aten._weight_int4pack_mm_for_cpu(x, packed, group_size, scales_and_zeros)
+    return F.linear(x, _int4_dense(from_nibbles(packed), scales_and_zeros, group_size).to(x.dtype))
+
+
+def int4_pack(q: Tensor, kernel: str) -> Tensor:
+    """Codes q [out, in] of 0..15 in the layout that the kernel wants."""
+    if kernel != "packed":
+        return nibbles(q)
+    if q.device.type == "cuda":
+        return torch.ops.aten._convert_weight_to_int4pack(nibbles(q), CUDA_INNER_TILES)
+    return torch.ops.aten._convert_weight_to_int4pack_for_cpu(q.int(), 1)
+
+
+def int4_unpack(packed: Tensor, width: int, out: int, kernel: str) -> Tensor:
+    """The codes [out, in] back from the kernel's layout.
+
+    The layout differs between processors, so the kernel itself is asked: times the identity, with scale 1 and zero 0,
+    it answers q - 8 exactly.
+    """
+    if kernel != "packed":
+        return from_nibbles(packed)
+    identity = torch.eye(width, dtype=torch.bfloat16, device=packed.device)
+    unit = torch.zeros(width // 32, out, 2, dtype=torch.bfloat16, device=packed.device)
+    unit[..., 0] = 1
+    return (int4_matmul(identity, packed, unit, 32, kernel).t() + 8).to(torch.uint8).contiguous()
+
+
+@functools.cache
+def _int4_kernel_works(device_type: str) -> bool:
+    width, out = 16 * CUDA_INNER_TILES, 32
+    q = (torch.arange(out * width, device=device_type) * 7 % 16).view(out, width)
+    table = torch.ones(width // 32, out, 2, dtype=torch.bfloat16, device=device_type)
+    table[..., 1] = 0.5
+    return _agrees(lambda x: int4_matmul(x, int4_pack(q, "packed"), table, 32, "packed"), _int4_dense(q, table, 32))
+
+
+def int4_kernel(device_type: str, width: int, group_size: int) -> str:
+    """Which INT4 path a row of this width takes on this device: "packed" or PLAIN."""
+    fits = group_size in INT4_GROUPS and (device_type == "cpu" or width % (16 * CUDA_INNER_TILES) == 0)
+    return "packed" if fits and _int4_kernel_works(device_type) else PLAIN
+
+
+def _int4_dense(q: Tensor, scales_and_zeros: Tensor, group_size: int) -> Tensor:
+    out, width = q.shape
+    scales, zeros = scales_and_zeros.float().permute(2, 1, 0)[..., None]  # each [out, blocks, 1]
+    return ((q.view(out, -1, group_size).float() - 8) * scales + zeros).view(out, width)
+
+
+def _agrees(product: Callable[[Tensor], Tensor], weight: Tensor) -> bool:
+    """Whether product(x) runs here at all and equals x times the weight [out, in], for one row and for five."""
+    for rows in (1, 5):
+        x = torch.linspace(-1, 1, rows * weight.shape[1], device=weight.device).view(rows, -1).to(torch.bfloat16)
+        expected = F.linear(x.float(), weight.float())
+        try:
+            got = product(x).float()
+        except (RuntimeError, NotImplementedError, AttributeError):
+            return False
+        if not torch.allclose(got, expected, rtol=0.02, atol=0.02 * float(expected.abs().max())):
+            return False
+    return True
+
+
+# -- BF16 ---------------------------------------------------------------------------------------------------------
+
+
+class PrepackedWeight:
+    """A BF16 weight [out, in] kept in the layout that oneDNN's matrix kernel wants, so no call has to rearrange it.
+
+    On processors or builds without that kernel, and on CUDA, the weight stays as it is and `matmul` is F.linear.
+    """
+
+    __slots__ = ("_plain", "packed", "shape")
+
+    def __init__(self, weight: Tensor) -> None:
+        weight = weight.detach().to(torch.bfloat16).contiguous()
+        self.shape = tuple(weight.shape)
+        self._plain = None if weight.device.type == "cpu" and _prepacking_works() else weight
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight) if self._plain is None else None
+
+    @property
+    def nbytes(self) -> int:
+        return 2 * self.shape[0] * self.shape[1]
+
+    def dense(self) -> Tensor:
+        """The weight [out, in] BF16 in its plain layout."""
+        return self.packed.to_dense() if self._plain is None else self._plain
+
+    def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x [..., in] BF16 to [..., out] BF16."""
+        if self._plain is None:
+            return torch.ops.mkldnn._linear_pointwise(x, self.packed, bias, "none", [], "")
+        return F.linear(x, self._plain, bias)
+
+    def __deepcopy__(self, memo: dict) -> PrepackedWeight:
+        return PrepackedWeight(copy.deepcopy(self.dense(), memo))
+
+    def __reduce__(self) -> tuple:
+        return PrepackedWeight, (self.dense(),)
+
+
+@functools.cache
+def _prepacking_works() -> bool:
+    weight = torch.linspace(-1, 1, 37 * 53).view(37, 53).to(torch.bfloat16)
+
+    def product(x: Tensor) -> Tensor:
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight)
+        return torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
+
+    return bool(torch.backends.mkldnn.is_available()) and _agrees(product, weight)
