@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
-_CACHE_FOLDERS = Path("/sys/devices/system/cpu/cpu0/cache")
-_FALLBACK_BYTES = 64 * 2**20  # larger than the last-level cache of most laptops
+from llm_latency.hardware import last_level_cache_bytes
+
 _LARGEST_BUFFER = 2**30
 
 
-def last_level_cache_bytes(device: torch.device) -> int | None:
-    """Bytes of the cache nearest to memory: L2 on a GPU, the last level on a CPU. None where the system does not tell.
+def cache_bytes(device: torch.device) -> int:
+    """Bytes of the cache nearest to memory: L2 on a GPU, the last level on a CPU.
 
-    The CPU's are read from Linux; a virtual machine is often told of the whole server's cache.
+    A virtual machine is often told of the whole server's cache, of which it can use a part.
     """
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).L2_cache_size
-    sizes = []
-    for size_file in _CACHE_FOLDERS.glob("index*/size"):
-        text = size_file.read_text().strip()
-        sizes.append(int(text[:-1]) * {"K": 2**10, "M": 2**20}[text[-1]])
-    return max(sizes, default=None)
+    return last_level_cache_bytes()
 
 
 class CacheFlusher:
@@ -35,7 +29,7 @@ class CacheFlusher:
     """
 
     def __init__(self, device: torch.device) -> None:
-        cache = last_level_cache_bytes(device) or _FALLBACK_BYTES
+        cache = cache_bytes(device)
         self.nbytes = min(2 * cache, _LARGEST_BUFFER)
         self.partial = self.nbytes < 2 * cache
         self._buffer = torch.zeros(self.nbytes // 4, dtype=torch.int32, device=device)
