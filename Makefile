@@ -13,7 +13,7 @@ READY := $(VENV)/.ready
 # JupyterLab refuses to start as root unless told; in a container, root is the usual user.
 ROOT_FLAG := $(if $(filter 0,$(shell id -u 2>/dev/null)),--allow-root)
 
-.PHONY: lab test run lint exercises peers gpu setup clean
+.PHONY: setup lab test run lint peers gpu clean
 
 setup: $(READY)
 

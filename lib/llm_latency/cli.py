@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -18,7 +19,7 @@ errors = Console(stderr=True)
 
 def _fail(error: Exception) -> typer.Exit:
     """Print an expected error as one sentence; a traceback helps nobody whose folder is full."""
-    errors.print(f"[red]error:[/red] {error}", highlight=False)
+    errors.print(f"[red]error:[/red] {escape(str(error))}", highlight=False)
     return typer.Exit(1)
 
 
@@ -49,8 +50,8 @@ def doctor(
     for header in ("what", "works", "found", "remedy"):
         table.add_column(header, overflow="fold")
     for check in found:
-        table.add_row(check.name, "yes" if check.works else "NO" if check.needed else "no", check.found,
-                      "" if check.works else check.remedy)  # fmt: skip
+        table.add_row(check.name, "yes" if check.works else "NO" if check.needed else "no", escape(check.found),
+                       "" if check.works else escape(check.remedy))  # fmt: skip
     console.print(table)
     console.print(
         "Machine: " + ", ".join(f"{k} {v}" for k, v in hardware.machine_facts().items() if v), highlight=False

@@ -107,7 +107,7 @@ def _flash_attn() -> Check:
         version = _version(package)
         if version and torch.cuda.is_available():
             return Check("flash-attn", True, f"{package} {version}")
-    remedy = "on a CUDA machine: pip install --no-build-isolation -e '.\\[gpu]'; SDPA serves in its place"
+    remedy = "on a CUDA machine: pip install --no-build-isolation -e '.[gpu]'; SDPA serves in its place"
     return Check("flash-attn", False, "not usable here; attention falls back to SDPA", remedy)
 
 

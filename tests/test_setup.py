@@ -1,0 +1,107 @@
+"""The set-up files agree with each other, and the README's commands exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def pyproject_list(start: str) -> list[str]:
+    text = (ROOT / "pyproject.toml").read_text()
+    block = text.split(f"\n{start} = [", 1)[1].split("\n]", 1)[0]
+    return re.findall(r'^\s*"(.+)",$', block, re.MULTILINE)
+
+
+def test_environment_yml_has_the_same_dependencies():
+    """A conda user must get what a pip user gets."""
+    lines = re.findall(r'^ {6}- "(.+)"$', (ROOT / "environment.yml").read_text(), re.MULTILINE)
+    assert lines == pyproject_list("dependencies") + pyproject_list("dev")
+
+
+def test_the_lock_names_one_version_of_every_direct_dependency():
+    """A dependency added to pyproject.toml and forgotten in the lock floats to whatever is newest."""
+    locked = dict(re.findall(r"^([\w.\-]+)==(\S+)$", (ROOT / "requirements.lock").read_text(), re.MULTILINE))
+    locked = {name.lower().replace("_", "-"): version for name, version in locked.items()}
+    for requirement in pyproject_list("dependencies") + pyproject_list("dev"):
+        name = re.match(r"[\w.\-]+", requirement)[0].lower().replace("_", "-")
+        assert name in locked, f"{name} is missing in requirements.lock"
+    assert locked["torch"] == "2.13.0"
+
+
+def test_flash_attn_is_an_extra_and_never_fatal():
+    """flash-attn fails to build without a CUDA toolkit (cases.md 32): no default install may ask for it."""
+    assert not any("flash" in line for line in pyproject_list("dependencies") + pyproject_list("dev"))
+    assert not re.search(r"^\s*- .*flash", (ROOT / "environment.yml").read_text(), re.MULTILINE)
+    assert re.search(r'^gpu = \[.*"flash-attn', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("target", ["lab", "test", "run", "lint", "peers", "gpu"])
+def test_the_makefile_has_the_promised_targets(target):
+    """The README's commands must exist, and each must set up what it needs."""
+    match = re.search(rf"^{target}:(.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert match and "$(READY)" in match[1]
+
+
+def test_ci_calls_the_readmes_command():
+    """CI must check what a user runs, not a path of its own."""
+    commands = [line for line in (ROOT / ".ci" / "run").read_text().splitlines() if line and not line.startswith("#")]
+    assert commands[-1] == "make test"
+
+
+def tracked_text_files() -> list[Path]:
+    skip = {".git", ".venv", "__pycache__", ".ipynb_checkpoints", ".hypothesis", ".pytest_cache", ".ruff_cache", "run"}
+    return [
+        path
+        for path in ROOT.rglob("*")
+        if path.is_file()
+        and not skip & set(path.relative_to(ROOT).parts)
+        and path.suffix in {".py", ".md", ".toml", ".yml", ".cfg", ".ipynb", ".json", ".lock", ".j2", ".txt", ""}
+        and not any(part.endswith(".egg-info") for part in path.parts)
+    ]
+
+
+def test_no_absolute_path_and_no_name_of_a_package_host():
+    """A path of the author's machine works on no other; an index's host name breaks behind a mirror."""
+    needles = re.compile("/" + r"(root|home|work|Users)/\w|" + "py" + r"pi\.org|" + "pythonhost" + r"ed\.org")
+    offences = [
+        f"{path.relative_to(ROOT)}: {match[0]}"
+        for path in tracked_text_files()
+        if path.name != "LICENSE" and (match := needles.search(path.read_text(encoding="utf-8", errors="ignore")))
+    ]
+    assert offences == []
+
+
+def test_rooms_import_only_from_floors_below():
+    """design.md's floors: an import upwards makes a circle that only some import order survives."""
+    floors = {
+        "files": 0, "hardware": 0, "compat": 0, "openmp": 0,
+        "timing": 1, "roofline": 1, "text": 1, "models": 1, "request": 1, "sampling": 1, "memory": 1,
+        "attention": 2, "kv_cache": 2, "quantization": 2, "generation": 2,
+        "speculative": 3, "batching": 3, "engine": 3,
+        "benchmark": 4, "quality": 4, "plots": 4, "show": 4, "scorecard": 4,
+        "cli": 5, "experiment": 5, "claims": 5, "checks": 5, "doctor": 5, "gpu_check": 5, "peers": 5, "explorer": 5,
+    }  # fmt: skip
+    package = ROOT / "lib" / "llm_latency"
+    offences, unknown = [], set()
+    for path in package.rglob("*.py"):
+        room = path.relative_to(package).parts[0].removesuffix(".py")
+        if room == "__init__":
+            continue
+        if room not in floors:
+            unknown.add(room)
+            continue
+        text = path.read_text()
+        imported = re.findall(r"(?:from|import) llm_latency\.(\w+)", text)
+        for names in re.findall(r"from llm_latency import ([\w, ]+|\([^)]*\))", text):
+            imported += re.findall(r"\w+", names)
+        offences += [
+            f"{path.relative_to(ROOT)} (floor {floors[room]}) imports {name} (floor {floors[name]})"
+            for name in imported
+            if name in floors and name != room and floors[name] > floors[room]
+        ]
+    assert unknown == set(), "give each new room a floor here"
+    assert offences == []

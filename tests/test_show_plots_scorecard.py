@@ -1,0 +1,92 @@
+"""What notebooks show: figures with alternative text, the stage colours, the reader's scorecard."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import matplotlib as mpl
+import pytest
+
+mpl.use("Agg")
+
+from matplotlib import colors
+from matplotlib import pyplot as plt
+
+from llm_latency import plots, scorecard, show
+
+
+def test_a_figure_carries_its_alternative_text(monkeypatch):
+    """An image without alternative text is closed to a reader who cannot see it."""
+    shown = []
+    monkeypatch.setattr(show, "display", lambda bundle, raw: shown.append(bundle))
+    fig, ax = plt.subplots()
+    ax.plot([1, 2])
+    with pytest.raises(ValueError, match="alt='a plot'"):
+        show.figure(fig, alt="a plot")
+    show.figure(fig, alt='The line rises "fast" & never falls')
+    assert 'alt="The line rises &quot;fast&quot; &amp; never falls"' in shown[0]["text/html"]
+    assert shown[0]["text/plain"].endswith('rises "fast" & never falls') and shown[0]["image/png"]
+    assert not plt.fignum_exists(fig.number)
+
+
+def test_stage_colours_differ_in_grey():
+    """Colours that only differ in hue are one colour in print; hatching tells the closest pair apart."""
+
+    def grey(colour):
+        red, green, blue = colors.to_rgb(colour)
+        return 0.299 * red + 0.587 * green + 0.114 * blue
+
+    for a, b in itertools.combinations(plots.STAGES, 2):
+        apart = abs(grey(plots.STAGE_COLOURS[a]) - grey(plots.STAGE_COLOURS[b]))
+        assert apart > 0.1 or plots.STAGE_HATCHES[a] != plots.STAGE_HATCHES[b]
+
+
+def test_stage_bar_draws_every_millisecond():
+    """The bar's length is the sum of its stages, and a missing stage is an error, not a shorter bar."""
+    _, ax = plt.subplots()
+    plots.stage_bar(ax, {"before": {"tokenise": 1, "prefill": 20, "decode": 30, "detokenise": 2}})
+    assert max(patch.get_x() + patch.get_width() for patch in ax.patches) == 53
+    with pytest.raises(KeyError, match="decode"):
+        plots.stage_bar(ax, {"x": {"tokenise": 1, "prefill": 20, "detokenise": 2}})
+    plt.close("all")
+
+
+def test_waterfall_ends_where_the_last_total_does():
+    """Steps must lead from the first total to the last, a step upwards included."""
+    _, ax = plt.subplots()
+    plots.waterfall(ax, ["a", "b", "c"], [100, 40, 55])
+    heights = [round(patch.get_height(), 6) for patch in ax.patches]
+    bottoms = [round(patch.get_y(), 6) for patch in ax.patches]
+    assert heights == [100, 60, 15, 55] and bottoms == [0, 40, 40, 0]
+    with pytest.raises(ValueError, match="2 names and 1 totals"):
+        plots.waterfall(ax, ["a", "b"], [1])
+    plt.close("all")
+
+
+@pytest.fixture
+def card(tmp_path, monkeypatch):
+    monkeypatch.setenv("LLM_LATENCY_SCORECARD", str(tmp_path / "card.json"))
+
+
+def test_scorecard_grows_and_tells_how_far_off(card, capsys):
+    """The table must show what was guessed before what was measured."""
+    scorecard.guess("01-x", 10, "ms", "How long?")
+    with pytest.raises(KeyError, match="01-y"):
+        scorecard.measured("01-y", 3)
+    scorecard.physics("01-x", 18)
+    scorecard.measured("01-x", 20)
+    capsys.readouterr()
+    scorecard.table()
+    line = capsys.readouterr().out.splitlines()[1]
+    assert "10 ms" in line and "18 ms" in line and "20 ms" in line and line.endswith("2.0 times")
+    scorecard.guess("01-x", 30, "ms", "How long?")
+    scorecard.table("01-x")
+    assert capsys.readouterr().out.splitlines()[-1].split()[-2:] == ["-", "-"]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, "3", None, True])
+def test_scorecard_refuses_what_is_no_number(card, value):
+    """A guess must be a number that can be compared."""
+    with pytest.raises(ValueError, match="finite number"):
+        scorecard.guess("k", value, "ms", "?")
