@@ -67,9 +67,7 @@ def run_ladder(
     progress("done", len(steps), len(steps))
 
     ordered = [records[entry.name] for entry in rungs]
-    for record in ordered:
-        if record.status == "measured":
-            prediction.add(record, profile, ceilings)
+    prediction.add_all([record for record in ordered if record.status == "measured"], profile, ceilings)
     run = {
         "date": datetime.date.today().isoformat(),
         "profile": profile,

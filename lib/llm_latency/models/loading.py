@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from llm_latency import hardware
@@ -49,6 +49,15 @@ def load_draft(
     """
     source, own_dtype = _resolve(profile, "draft")
     return _load(source, dtype or own_dtype, None, hardware.check_device(device))
+
+
+def load_config(profile: str | None = None) -> PretrainedConfig:
+    """The configuration of a profile's target, or of a local directory's model, without its weights."""
+    source, _ = _resolve(profile, "target")
+    if isinstance(source, Source) and source.kind == "shape":
+        return _shape_config(source.name)
+    place, arguments = _where(source)
+    return AutoConfig.from_pretrained(place, trust_remote_code=False, **arguments)
 
 
 def load_tokenizer(profile: str | None = None):
@@ -119,9 +128,7 @@ def _quiet() -> Iterator[None]:
 
 def random_model(name: str, dtype: torch.dtype, attention: str, device: torch.device) -> PreTrainedModel:
     """A model of a known shape with random weights, made on the device itself: right for timing, wrong for text."""
-    if name not in SHAPES:
-        raise ValueError(f"unknown shape {name!r}; expected one of {', '.join(SHAPES)}")
-    config = LlamaConfig(vocab_size=32000, max_position_embeddings=4096, tie_word_embeddings=False, **SHAPES[name])
+    config = _shape_config(name)
     config._attn_implementation = attention
     torch.manual_seed(0)
     before = torch.get_default_dtype()
@@ -132,3 +139,9 @@ def random_model(name: str, dtype: torch.dtype, attention: str, device: torch.de
     finally:
         torch.set_default_dtype(before)
     return model.eval()
+
+
+def _shape_config(name: str) -> LlamaConfig:
+    if name not in SHAPES:
+        raise ValueError(f"unknown shape {name!r}; expected one of {', '.join(SHAPES)}")
+    return LlamaConfig(vocab_size=32000, max_position_embeddings=4096, tie_word_embeddings=False, **SHAPES[name])

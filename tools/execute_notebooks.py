@@ -1,0 +1,85 @@
+"""Execute notebooks and store their outputs, for maintainers: run it on a quiet machine after a change of the library.
+
+    python tools/execute_notebooks.py                      # all of them
+    python tools/execute_notebooks.py notebooks/03*.ipynb  # some
+    python tools/execute_notebooks.py --figures out/ ...   # also write every figure as a PNG, to be looked at
+
+Each runs from a fresh kernel in its own folder. Metadata is reduced to what does not change from run to run. The reader's
+scorecard is left alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+ROOT = Path(__file__).resolve().parents[1]
+METADATA = {
+    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+    "language_info": {"name": "python"},
+}
+
+
+def clean(notebook: nbformat.NotebookNode) -> None:
+    """Drop what a run leaves behind: timestamps, kernel versions, widget state; merge neighbouring text outputs."""
+    notebook.metadata = nbformat.from_dict(METADATA)
+    for cell in notebook.cells:
+        kept = {key: cell.metadata[key] for key in ("tags", "reason", "nbgrader") if key in cell.metadata}
+        cell.metadata = nbformat.from_dict(kept)
+
+
+def execute(path: Path) -> float:
+    """Run one notebook in place; return the seconds it took. Raises CellExecutionError."""
+    notebook = nbformat.read(path, as_version=4)
+    started = time.perf_counter()
+    resources = {"metadata": {"path": str(path.parent)}}
+    NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources, coalesce_streams=True).execute()
+    seconds = time.perf_counter() - started
+    clean(notebook)
+    nbformat.validate(notebook)
+    nbformat.write(notebook, path)
+    return seconds
+
+
+def write_figures(path: Path, folder: Path) -> None:
+    """Write a notebook's stored figures as PNG files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    number = 0
+    for cell in nbformat.read(path, as_version=4).cells:
+        for output in cell.get("outputs", []):
+            if "image/png" in output.get("data", {}):
+                number += 1
+                (folder / f"{path.stem}_{number}.png").write_bytes(base64.b64decode(output["data"]["image/png"]))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("notebooks", nargs="*", type=Path)
+    parser.add_argument("--figures", type=Path, help="folder for the figures as PNG files")
+    args = parser.parse_args()
+    failed = 0
+    with tempfile.TemporaryDirectory() as scratch:
+        os.environ["LLM_LATENCY_SCORECARD"] = str(Path(scratch) / "scorecard.json")
+        for path in args.notebooks or sorted(ROOT.glob("notebooks/*.ipynb")):
+            try:
+                print(f"{path.name}: {execute(path.resolve()):.0f} s", flush=True)
+            except CellExecutionError as error:
+                failed += 1
+                print(f"{path.name}: FAILED\n{error}", flush=True)
+                continue
+            if args.figures:
+                write_figures(path, args.figures)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
