@@ -48,8 +48,8 @@ def use_style() -> None:
 
 
 def stage_values(breakdown: LatencyBreakdown | Mapping[str, float]) -> dict[str, float]:
-    """Milliseconds by stage from a breakdown or a mapping; KeyError names a stage that is missing."""
-    if isinstance(breakdown, LatencyBreakdown):
+    """Milliseconds by stage from a breakdown, a benchmark result or a mapping; KeyError names a missing stage."""
+    if not isinstance(breakdown, Mapping):
         return {
             "tokenise": breakdown.tokenize_ms,
             "prefill": breakdown.prefill_ms,
@@ -73,7 +73,7 @@ def stage_bar(
     bars: one breakdown, or {title: breakdown or {stage: ms}}, drawn from the top down. A piece smaller than
     `label_share` of the longest bar gets no label of its own: it is named in the legend only.
     """
-    if isinstance(bars, LatencyBreakdown):
+    if not isinstance(bars, Mapping):
         bars = {"": bars}
     rows = {title: stage_values(bar) for title, bar in bars.items()}
     longest = max(sum(row.values()) for row in rows.values())

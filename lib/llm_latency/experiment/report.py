@@ -13,7 +13,7 @@ from rich.table import Table
 from llm_latency import files, plots
 from llm_latency.experiment.record import RungRecord
 from llm_latency.experiment.runner import records_of
-from llm_latency.timing import percentile
+from llm_latency.timing.measurement import percentile
 
 HEADERS = [
     "rung",
