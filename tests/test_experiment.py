@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 from llm_latency import cli, experiment, hardware, models
-from llm_latency.experiment import prediction, report, runner, rungs
+from llm_latency.experiment import prediction, report, rungs, runner
 from llm_latency.experiment.record import RungRecord
 
 
@@ -56,7 +56,7 @@ def a_run(*records: RungRecord) -> dict:
 
 
 def test_run_ladder_in_fresh_processes(tiny_directory, tmp_path, quick_ceilings):
-    """End to end on a learner's directory: both rungs agree, stages add up to the wall clock, JSON can be read again."""
+    """End to end on a learner's directory: rungs agree, stages add up to the wall clock, JSON can be read again."""
     seen = []
     run = experiment.run_ladder(
         tmp_path, names=["no-cache"], profile=tiny_directory, rounds=2, warmup=1, repeats=3,
