@@ -27,7 +27,7 @@ class Pages(RuleBasedStateMachine):
 
     requests = Bundle("requests")
 
-    @initialize(size=st.integers(1, 4), pages=st.integers(1, 9), bad_hash=st.booleans(), caching=st.booleans())
+    @initialize(size=st.integers(1, 4), pages=st.integers(4, 20), bad_hash=st.booleans(), caching=st.booleans())
     def begin(self, size, pages, bad_hash, caching):
         hashing = {"hash_page": (lambda content: hash(content) % 3)} if bad_hash else {}
         self.manager = BlockManager(pages, size, prefix_caching=caching, **hashing)
@@ -49,7 +49,7 @@ class Pages(RuleBasedStateMachine):
         self.manager.commit(name)
         self.stored[name] = len(text)
 
-    @rule(target=requests, prompt=st.lists(st.integers(0, 1), min_size=1, max_size=12))
+    @rule(target=requests, prompt=st.lists(st.integers(0, 1), min_size=1, max_size=9))
     def open(self, prompt):
         name, self.names = self.names, self.names + 1
         found = self.manager.open(name, prompt)
@@ -65,7 +65,10 @@ class Pages(RuleBasedStateMachine):
         self._write(name, reservation, found)
         return name
 
-    @rule(name=requests, ids=st.lists(st.integers(0, 1), max_size=6))
+    @rule(name=requests, ids=st.lists(st.integers(0, 1), max_size=4))
+    def append_to(self, name, ids):
+        self.append(name, ids)
+
     def append(self, name, ids):
         if name not in self.texts:
             return
@@ -80,12 +83,13 @@ class Pages(RuleBasedStateMachine):
         self.texts[name] = self.texts[name] + ids
         self._write(name, reservation, start)
 
-    @rule(target=requests, parent=requests)
-    def fork(self, parent):
+    @rule(target=requests, parent=requests, ids=st.lists(st.integers(0, 1), max_size=4))
+    def fork(self, parent, ids):
         name, self.names = self.names, self.names + 1
         if parent in self.texts:
             self.manager.fork(parent, name)
             self.texts[name] = list(self.texts[parent])
+            self.append(name, ids)
         return name
 
     @rule(name=consumes(requests))
@@ -122,7 +126,7 @@ class Pages(RuleBasedStateMachine):
 
 TestPages = Pages.TestCase
 TestPages.settings = settings(
-    max_examples=120, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestPages.__doc__ = "Fault: a leaked page, a page with two writers, a prefix hit on another text (hash collisions too)."
 
