@@ -1,0 +1,106 @@
+"""Counting what PyTorch really does: FLOPs by its own counter, operators one by one, and the rate at a given shape."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+
+from llm_latency import hardware
+from llm_latency.roofline.shapes import shape_of
+
+
+def _cpu_sdpa_flop(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: object, **kwargs: object) -> int:
+    return sdpa_flop_count(query.shape, key.shape, value.shape)
+
+
+_cpu_sdpa_flop._get_raw = True  # the counter's own marker: pass tensors, not shapes
+
+
+def count_flops(fn: Callable[[], object]) -> int:
+    """FLOPs of `fn()` by `torch.utils.flop_counter`.
+
+    PyTorch's counter knows SDPA's kernels on CUDA and not the one on the CPU, which it counts as nothing; here the same
+    formula counts it.
+    """
+    on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    with torch.no_grad(), FlopCounterMode(display=False, custom_mapping={on_cpu: _cpu_sdpa_flop}) as counter:
+        fn()
+    return counter.get_total_flops()
+
+
+class _OperatorCounter(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += not func.is_view
+        return func(*args, **(kwargs or {}))
+
+
+def count_operators(fn: Callable[[], object]) -> int:
+    """How many ATen operators `fn()` issues, views left out: each is at least one kernel launch on a GPU.
+
+    Operators inside code made by torch.compile are not seen.
+    """
+    with torch.no_grad(), _OperatorCounter() as counter:
+        fn()
+    return counter.count
+
+
+def _best_seconds(fn: Callable[[], object], device: torch.device, repeats: int) -> float:
+    best = float("inf")
+    for _ in range(repeats + 1):  # the shortest of all, so that the first, cold one does not count
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        start = time.perf_counter()
+        fn()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def operator_us(device: str | torch.device | None = None) -> float:
+    """Microseconds that issuing one tiny operator takes here, from Python, in a row of a thousand."""
+    device = hardware.check_device(device)
+    one = torch.ones(1, device=device)
+
+    def thousand() -> None:
+        for _ in range(1000):
+            torch.add(one, one)
+
+    return _best_seconds(thousand, device, repeats=5) * 1e3
+
+
+def matmul_rate(model: object, rows: int, dtype: str = "float32", device: str | torch.device | None = None) -> float:
+    """FLOP/s that the seven matrices of one layer reach with `rows` tokens: the prefill's ceiling at its own shape.
+
+    A large square product, as `hardware.ceilings` measures it, is kinder than the narrow matrices of a small model.
+    Raises ValueError for a dtype that is not floating point or rows below 1.
+    """
+    if dtype not in hardware.DTYPES:
+        raise ValueError(f"dtype={dtype!r}: expected one of {', '.join(hardware.DTYPES)}")
+    if rows < 1:
+        raise ValueError(f"rows={rows} must be at least 1")
+    device, kind = hardware.check_device(device), hardware.DTYPES[dtype]
+    shape = shape_of(model)
+    # Several layers' worth, so that the weights come from where a prefill finds them and not from the nearest cache.
+    weights = [
+        torch.full((out, into), 0.5, dtype=kind, device=device)
+        for _ in range(4)
+        for out, into in shape.layer_matrices()
+    ]
+    inputs = {w.shape[1]: torch.full((rows, w.shape[1]), 0.5, dtype=kind, device=device) for w in weights}
+
+    def multiply() -> None:
+        for weight in weights:
+            torch.nn.functional.linear(inputs[weight.shape[1]], weight)
+
+    flops = sum(2 * rows * weight.numel() for weight in weights)
+    with torch.no_grad():
+        return flops / _best_seconds(multiply, device, repeats=5)

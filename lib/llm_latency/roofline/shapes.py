@@ -1,0 +1,126 @@
+"""The sizes of a Llama-like model that decide its FLOPs and bytes, read from a config or known by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+ARCHITECTURES = ("llama", "qwen2", "mistral")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """A decoder of pre-norm blocks: RMS norm, attention with grouped heads, RMS norm, gated FFN (SwiGLU).
+
+    layers, hidden, ffn, heads, kv_heads, head_dim, vocab: sizes. tied: the head is the embedding table.
+    qkv_bias, output_bias, ffn_bias: which projections carry biases. sliding_window: the furthest that attention looks
+    back, None where it sees everything.
+    """
+
+    name: str
+    layers: int
+    hidden: int
+    ffn: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    tied: bool = False
+    qkv_bias: bool = False
+    output_bias: bool = False
+    ffn_bias: bool = False
+    sliding_window: int | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.type == "int" and (not isinstance(value, int) or value < 1):
+                raise ValueError(f"{self.name}: {field.name}={value!r} must be a whole number of at least 1")
+        if self.heads % self.kv_heads:
+            raise ValueError(f"{self.name}: heads={self.heads} is not a multiple of kv_heads={self.kv_heads}")
+        if self.sliding_window is not None and self.sliding_window < 1:
+            raise ValueError(f"{self.name}: sliding_window={self.sliding_window} must be at least 1, or None")
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters, a tied head counted once."""
+        matrices = sum(rows * columns for rows, columns in self.layer_matrices())
+        per_layer = matrices + self.layer_bias_values() + 2 * self.hidden
+        return (1 if self.tied else 2) * self.vocab * self.hidden + self.layers * per_layer + self.hidden
+
+    def attention_matrices(self) -> list[tuple[int, int]]:
+        """(out, in) of a layer's query, key, value and output projections."""
+        query, key = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return [(query, self.hidden), (key, self.hidden), (key, self.hidden), (self.hidden, query)]
+
+    def ffn_matrices(self) -> list[tuple[int, int]]:
+        """(out, in) of a layer's gate, up and down projections."""
+        return [(self.ffn, self.hidden), (self.ffn, self.hidden), (self.hidden, self.ffn)]
+
+    def layer_matrices(self) -> list[tuple[int, int]]:
+        """(out, in) of all seven matrices of one layer."""
+        return self.attention_matrices() + self.ffn_matrices()
+
+    def attention_bias_values(self) -> int:
+        """Bias values of one layer's attention."""
+        qkv = (self.heads + 2 * self.kv_heads) * self.head_dim
+        return qkv * self.qkv_bias + self.hidden * self.output_bias
+
+    def ffn_bias_values(self) -> int:
+        """Bias values of one layer's FFN."""
+        return (2 * self.ffn + self.hidden) * self.ffn_bias
+
+    def layer_bias_values(self) -> int:
+        """Bias values of one layer."""
+        return self.attention_bias_values() + self.ffn_bias_values()
+
+
+# From the models' published config.json files.
+SHAPES: dict[str, ModelShape] = {
+    shape.name: shape
+    for shape in (
+        ModelShape("smollm2-135m", 30, 576, 1536, 9, 3, 64, 49152, tied=True),
+        ModelShape("smollm2-1.7b", 24, 2048, 8192, 32, 32, 64, 49152, tied=True),
+        ModelShape("llama-2-7b", 32, 4096, 11008, 32, 32, 128, 32000),
+        ModelShape("qwen2.5-7b", 28, 3584, 18944, 28, 4, 128, 152064, qkv_bias=True),
+        ModelShape("llama-2-13b", 40, 5120, 13824, 40, 40, 128, 32000),
+        ModelShape("llama-3-70b", 80, 8192, 28672, 64, 8, 128, 128256),
+    )
+}
+
+
+def shape_of(model: object) -> ModelShape:
+    """The shape of a transformers config (LlamaConfig, Qwen2Config, MistralConfig), of a model that carries one, of a
+    name in `SHAPES`, or of a `ModelShape` itself.
+
+    Raises KeyError for an unknown name, ValueError for another architecture (its FLOPs would be counted wrongly), and
+    TypeError for what is neither.
+    """
+    if isinstance(model, ModelShape):
+        return model
+    if isinstance(model, str):
+        if model not in SHAPES:
+            raise KeyError(f"no shape named {model!r}; known: {', '.join(SHAPES)}")
+        return SHAPES[model]
+    config = getattr(model, "config", model)
+    kind = getattr(config, "model_type", None)
+    if kind is None:
+        raise TypeError(f"{type(model).__name__} has no model_type; expected a transformers config or a name in SHAPES")
+    if kind not in ARCHITECTURES:
+        raise ValueError(f"unknown architecture {kind!r}; the roofline can count {', '.join(ARCHITECTURES)}")
+    # The three architectures differ in their biases alone: Qwen2 always has them on q, k and v; Llama by two options.
+    llama_bias = bool(getattr(config, "attention_bias", False))
+    return ModelShape(
+        name=config.name_or_path or kind,
+        layers=config.num_hidden_layers,
+        hidden=config.hidden_size,
+        ffn=config.intermediate_size,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        vocab=config.vocab_size,
+        tied=config.tie_word_embeddings,
+        qkv_bias=kind == "qwen2" or llama_bias,
+        output_bias=llama_bias,
+        ffn_bias=bool(getattr(config, "mlp_bias", False)),
+        sliding_window=getattr(config, "sliding_window", None),
+    )
