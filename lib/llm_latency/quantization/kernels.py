@@ -147,6 +147,10 @@ class PrepackedWeight:
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight) if self._plain is None else None
 
     @property
+    def kernel(self) -> str:
+        return "prepacked" if self._plain is None else "F.linear"
+
+    @property
     def nbytes(self) -> int:
         return 2 * self.shape[0] * self.shape[1]
 

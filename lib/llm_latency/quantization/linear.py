@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from llm_latency.quantization import kernels
-from llm_latency.quantization.rounding import check_weight, quantize_int4, quantize_int8
+from llm_latency.quantization.rounding import Blocks, check_weight, dequantize_int8, quantize_int4, quantize_int8
 
 MANY_ROWS = 16  # from here on a BF16 product beats the packed kernels on the CPUs we measured
 
@@ -58,7 +58,7 @@ class QuantizedLinear(nn.Module):
 
     def dequantize(self) -> Tensor:
         """The FP32 weight [out, in] that the codes stand for."""
-        raise NotImplementedError
+        return self._dense(*self._codes())
 
     @property
     def nbytes(self) -> int:
@@ -94,6 +94,9 @@ class QuantizedLinear(nn.Module):
     def _round(self, weight: Tensor) -> tuple[Tensor, ...]:
         raise NotImplementedError
 
+    def _dense(self, *codes: Tensor) -> Tensor:
+        raise NotImplementedError
+
     def _codes(self) -> tuple[Tensor, ...]:
         raise NotImplementedError
 
@@ -105,7 +108,7 @@ class QuantizedLinear(nn.Module):
 
     def _set_codes(self, *codes: Tensor) -> None:
         self._install(*codes)
-        self.copy = kernels.PrepackedWeight(self.dequantize()) if self.keep_bfloat16 else None
+        self.copy = kernels.PrepackedWeight(self._dense(*codes)) if self.keep_bfloat16 else None
 
     def _apply(self, fn, recurse: bool = True):
         """Move between devices by way of the plain codes; a change of dtype leaves the quantised weight as it is."""
@@ -167,11 +170,11 @@ class Int8Linear(QuantizedLinear):
         self.register_buffer("q", torch.zeros(out_features, width, dtype=torch.int8))
         self.register_buffer("scales", torch.zeros(out_features, dtype=torch.bfloat16))
 
-    def dequantize(self) -> Tensor:
-        return self.q[:, : self.in_features].float() * self.scales.float()[:, None]
-
     def _round(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         return quantize_int8(weight)
+
+    def _dense(self, q: Tensor, scales: Tensor) -> Tensor:
+        return dequantize_int8(q, scales)
 
     def _codes(self) -> tuple[Tensor, Tensor]:
         return self.q[:, : self.in_features].contiguous(), self.scales
@@ -208,14 +211,12 @@ class Int4Linear(QuantizedLinear):
         blocks = torch.zeros(out_features, in_features // group_size, dtype=torch.bfloat16)
         self._install(torch.zeros(out_features, in_features // 2, dtype=torch.uint8), blocks, blocks)
 
-    def dequantize(self) -> Tensor:
-        codes, scales, zeros = self._codes()
-        q = kernels.from_nibbles(codes).view(self.out_features, -1, self.group_size).float() - 8
-        return (q * scales.float()[..., None] + zeros.float()[..., None]).view(self.out_features, self.in_features)
-
     def _round(self, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         blocks = quantize_int4(weight, self.group_size)
         return kernels.nibbles(blocks.q), blocks.scales, blocks.zeros
+
+    def _dense(self, codes: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
+        return Blocks(kernels.from_nibbles(codes), scales, zeros, bits=4).dequantize()
 
     def _codes(self) -> tuple[Tensor, Tensor, Tensor]:
         out = self.out_features

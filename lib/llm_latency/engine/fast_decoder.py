@@ -1,0 +1,197 @@
+"""The fast decoder: a Llama-family model reduced to the operators that a decode step needs.
+
+Against a transformers model it drops the module tree, fuses Q, K, V and gate, up, keeps the KV cache in place, and
+takes the weights in FP32, BF16, INT8 or INT4. It computes the same function: in FP32 its logits are the model's.
+After gpt-fast (PyTorch blog, 2023-11-30).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from llm_latency.engine.attention import attend_grouped, causal_mask, rotary_tables, rotate
+from llm_latency.engine.graphs import GraphedStep
+from llm_latency.engine.weights import Layer, WeightOptions, check_model, make_matrix, read_layers, read_norm
+
+SPAN_STEP = 128  # a compiled step attends over multiples of this many slots: few shapes, each compiled once
+SCORE_CHUNK = 8  # tokens per pass when a text is scored: few enough for the packed kernels that decoding uses
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderOptions:
+    """Options of a FastDecoder.
+
+    weights: "float32", "bfloat16", "int8" or "int4". head: format of the output head; None means the same as weights,
+    but INT8 beside INT4, since the head is the matrix that four bits hurt most.
+    compile: torch.compile the step. max_length: slots of the KV cache, None for 2048 or the model's own limit if lower.
+    group_size: of INT4 blocks. keep_bfloat16: BF16 copies of INT8 and INT4 weights for prefill.
+    cuda_graphs: replay a decode step as one CUDA graph; None means yes on CUDA, True elsewhere raises ValueError.
+    """
+
+    weights: str = "float32"
+    head: str | None = None
+    compile: bool = False
+    max_length: int | None = None
+    group_size: int = 32
+    keep_bfloat16: bool = True
+    cuda_graphs: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_length is not None and self.max_length < 1:
+            raise ValueError(f"max_length must be at least 1, got {self.max_length}")
+
+
+class FastDecoder:
+    """Decodes one request at a time. Build it with `from_model`."""
+
+    def __init__(self, model, options: DecoderOptions) -> None:
+        check_model(model)
+        config = model.config
+        self.options = options
+        self.device = model.device
+        on_cuda = self.device.type == "cuda"
+        if options.cuda_graphs and not on_cuda:
+            raise ValueError(f"cuda_graphs=True needs a model on CUDA; this one is on {self.device}")
+        self.vocab_size = config.vocab_size
+        limit = config.max_position_embeddings
+        self.max_positions = min(options.max_length or 2048, limit)
+        if options.max_length is not None and options.max_length > limit:
+            raise ValueError(f"max_length {options.max_length} is beyond the model's {limit} positions")
+        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // self.heads
+        self.weights = options.weights
+        stored = WeightOptions(
+            weights=options.weights,
+            head=options.head or ("int8" if options.weights == "int4" else options.weights),
+            group_size=options.group_size,
+            keep_bfloat16=options.keep_bfloat16,
+            prepack=not options.compile,  # torch.compile cannot see into oneDNN's packed layout
+        )
+        self.dtype = stored.dtype
+        with torch.no_grad():
+            self.embedding = model.model.embed_tokens.weight.detach().to(self.dtype)  # [vocab, hidden]
+            self.layers: list[Layer] = read_layers(model, stored)
+            self.norm = read_norm(model.model.norm)
+            self.head = make_matrix(model.lm_head.weight, model.lm_head.bias, stored.head, stored)
+            self.cos, self.sin = (table.to(self.dtype) for table in rotary_tables(model, self.max_positions))
+        # The mean square of RMSNorm by way of the vector's length: four operators instead of a dozen.
+        self.norm_floor = torch.tensor((config.hidden_size * config.rms_norm_eps) ** 0.5, device=self.device)
+        shape = (1, self.kv_heads, self.max_positions, self.head_dim)
+        # One tensor per layer: a single one for all is copied whole at every write once compiled.
+        self.keys = [torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in self.layers]
+        self.values = [torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in self.layers]
+        self.length = 0  # tokens stored
+        self._fixed_shapes = options.compile or on_cuda
+        self._run = torch.compile(self._forward, dynamic=False) if options.compile else self._forward
+        graphs = on_cuda if options.cuda_graphs is None else options.cuda_graphs
+        self._graph = GraphedStep(self._run, self.device) if graphs else None
+
+    @classmethod
+    def from_model(cls, model, weights: str = "float32", compile: bool = False, **options) -> FastDecoder:
+        """Take the weights of a transformers Llama, Qwen2 or Mistral model; `options` as in `DecoderOptions`.
+
+        Raises ValueError for a model it would not compute right, or options that do not fit.
+        """
+        return cls(model, DecoderOptions(weights=weights, compile=compile, **options))
+
+    # -- the stepper protocol -------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def prefill(self, input_ids: Tensor) -> Tensor:
+        """Forget everything, read input_ids [1, n], return the last position's logits [1, vocab] FP32."""
+        self.length = 0
+        return self._advance(input_ids, last_only=True)
+
+    @torch.inference_mode()
+    def step(self, token_ids: Tensor) -> Tensor:
+        """Read k more tokens [1, k], return the logits after each [1, k, vocab] FP32."""
+        if self.length == 0:
+            raise RuntimeError("step() before prefill(): there is no request to continue")
+        return self._advance(token_ids)[None]
+
+    @torch.inference_mode()
+    def score(self, input_ids: Tensor) -> Tensor:
+        """Logits [1, n, vocab] FP32 of a whole text [1, n], decoded in small pieces as a request would be."""
+        self.length = 0
+        return torch.cat([self._advance(piece) for piece in input_ids.split(SCORE_CHUNK, dim=1)])[None]
+
+    def crop_to(self, length: int) -> None:
+        """Forget every token after the first `length`. What stands behind is overwritten by the next step."""
+        if not 0 <= length <= self.length:
+            raise ValueError(f"cannot crop to {length} tokens; {self.length} are stored")
+        self.length = length
+
+    # -- bytes ----------------------------------------------------------------------------------------------------
+
+    @property
+    def step_bytes(self) -> int:
+        """Weight bytes that one decode step reads: every matrix once, the norms, one row of the embedding."""
+        matrices = sum(matrix.nbytes for layer in self.layers for matrix in layer.matrices) + self.head.nbytes
+        norms = (2 * len(self.layers) + 1) * self.norm.nbytes
+        return matrices + norms + self.embedding[0].nbytes
+
+    @property
+    def copy_bytes(self) -> int:
+        """Bytes of the BF16 copies kept for prefill."""
+        return sum(m.copy_nbytes for layer in self.layers for m in layer.matrices) + self.head.copy_nbytes
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the KV cache as allocated."""
+        return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
+
+    # -- the model ------------------------------------------------------------------------------------------------
+
+    def _advance(self, token_ids: Tensor, last_only: bool = False) -> Tensor:
+        if token_ids.ndim != 2 or token_ids.shape[0] != 1 or token_ids.shape[1] == 0:
+            raise ValueError(f"expected token ids of shape [1, k], k at least 1; got {list(token_ids.shape)}")
+        start, tokens = self.length, token_ids.shape[1]
+        end = start + tokens
+        if end > self.max_positions:
+            raise ValueError(f"{end} tokens do not fit into a KV cache of max_length {self.max_positions}")
+        ids = token_ids[0].to(self.device)
+        positions = torch.arange(start, end, device=self.device)
+        if self._fixed_shapes and start > 0 and tokens <= SCORE_CHUNK:
+            span = min(-(-end // SPAN_STEP) * SPAN_STEP, self.max_positions)
+            logits = (self._graph or self._run)(ids, positions, span, True, last_only)
+        else:
+            # Eager: the exact span, and no mask where there is nothing to hide.
+            logits = self._forward(ids, positions, end, start > 0 and tokens > 1, last_only)
+        self.length = end
+        return logits
+
+    def _forward(self, ids: Tensor, positions: Tensor, span: int, masked: bool, last_only: bool) -> Tensor:
+        """Read ids [k] at positions [k], attending over the first `span` slots: logits [k, vocab] FP32.
+
+        Without a mask, k tokens are either one, which sees the whole span, or a prompt that begins at slot 0.
+        """
+        tokens = ids.shape[0]
+        q_dim, kv_dim = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        cos, sin = self.cos[positions], self.sin[positions]  # [k, 1, head_dim]
+        mask = causal_mask(positions, span) if masked else None
+        x = self.embedding[ids].float()  # [k, hidden]: the residual stream stays in FP32
+        for layer, keys, values in zip(self.layers, self.keys, self.values, strict=True):
+            qkv = layer.qkv.product(self._normalise(x, layer.attention_norm))  # [k, q_dim + 2 * kv_dim]
+            qk = rotate(qkv[:, : q_dim + kv_dim].view(tokens, -1, self.head_dim), cos, sin)  # [k, heads, head_dim]
+            v = qkv[:, q_dim + kv_dim :].view(tokens, self.kv_heads, self.head_dim)
+            qk = qk.transpose(0, 1)[None]  # [1, heads + kv_heads, k, head_dim]
+            keys.index_copy_(2, positions, qk[:, self.heads :])
+            values.index_copy_(2, positions, v.transpose(0, 1)[None])
+            y = attend_grouped(
+                qk[:, : self.heads], keys[:, :, :span], values[:, :, :span], mask, causal=tokens > 1 and not masked
+            )  # [1, heads, k, head_dim]
+            x = x + layer.output.product(y[0].transpose(0, 1).reshape(tokens, q_dim))
+            gate, up = layer.gate_up.product(self._normalise(x, layer.ffn_norm)).chunk(2, dim=-1)
+            x = x + layer.down.product(F.silu(gate) * up)
+        if last_only:
+            x = x[-1:]
+        return self.head.product(self._normalise(x, self.norm)).float()
+
+    def _normalise(self, x: Tensor, weight: Tensor) -> Tensor:
+        """RMSNorm of x [k, hidden] FP32 with a weight that already holds sqrt(hidden), in the matrices' dtype."""
+        length = torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self.norm_floor)
+        return (x / length * weight).to(self.dtype)
