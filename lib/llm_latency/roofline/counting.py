@@ -90,11 +90,8 @@ def matmul_rate(model: object, rows: int, dtype: str = "float32", device: str | 
     device, kind = hardware.check_device(device), hardware.DTYPES[dtype]
     shape = shape_of(model)
     # Several layers' worth, so that the weights come from where a prefill finds them and not from the nearest cache.
-    weights = [
-        torch.full((out, into), 0.5, dtype=kind, device=device)
-        for _ in range(4)
-        for out, into in shape.layer_matrices()
-    ]
+    sizes = 4 * shape.layer_matrices()
+    weights = [torch.full((out, into), 0.5, dtype=kind, device=device) for out, into in sizes]
     inputs = {w.shape[1]: torch.full((rows, w.shape[1]), 0.5, dtype=kind, device=device) for w in weights}
 
     def multiply() -> None:

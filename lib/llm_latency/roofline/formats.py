@@ -27,7 +27,7 @@ class NumberFormat:
             raise ValueError(f"group_size={self.group_size} and group_bytes={self.group_bytes} must not be negative")
 
     def nbytes(self, rows: int, columns: int) -> int:
-        """Bytes of `rows` rows of `columns` values; groups lie along a row, and a last, shorter one has its own scale."""
+        """Bytes of `rows` rows of `columns` values. Groups lie along a row; a last, shorter one has its own scale."""
         if rows < 0 or columns < 0:
             raise ValueError(f"a matrix of {rows} rows and {columns} columns: sizes must not be negative")
         groups = -(-columns // (self.group_size or columns)) if columns else 0

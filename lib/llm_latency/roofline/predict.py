@@ -1,8 +1,8 @@
 """From work to milliseconds: the roofline of Williams, Waterman and Patterson (CACM 52(4), 2009), and launches.
 
-A part of a pass takes the longer of two times: its FLOPs at the machine's rate, its bytes at the machine's bandwidth. Parts
-run one after another, so their times add up. A third time, that of issuing the operators, adds to the work on a CPU and
-runs beside it on a GPU.
+A part of a pass takes the longer of two times: its FLOPs at the machine's rate, its bytes at the machine's bandwidth.
+Parts run one after another, so their times add up. A third time, that of issuing the operators, adds to the work on a
+CPU and runs beside it on a GPU.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ def predict_request(
 ) -> dict[str, StagePrediction]:
     """Predict the stages "prefill" and "decode" of a request.
 
-    The first new token comes out of the prefill, so decode is new_tokens - 1 passes. prefill_peak: where the matrix rate
-    at the prefill's own shape is known, the peak that holds there. kv_cache=False: each step reads all again.
+    The first new token comes out of the prefill, so decode is new_tokens - 1 passes. prefill_peak: the peak that holds
+    at the prefill's own shape, where it is known (`matmul_rate`). kv_cache=False: each step reads all again.
     """
     shape = shape_of(model)
     options = {"batch": batch, "weights": weights, "cache": cache}

@@ -1,11 +1,11 @@
 """FLOPs and bytes of a forward pass, part by part: what a stage must compute and must move, whatever the machine.
 
-The FLOP convention is that of `torch.utils.flop_counter`: a product of [m, k] and [k, n] counts 2 m n k; attention counts
-its two products over the full square of queries and keys, the half that a causal mask hides included; everything
-elementwise (norms, rotary embedding, softmax, activation) counts nothing. Its bytes count.
+The FLOP convention is that of `torch.utils.flop_counter`: a product of [m, k] and [k, n] counts 2 m n k; attention
+counts its two products over the full square of queries and keys, the half that a causal mask hides included; everything
+elementwise (norms, rotary embedding, softmax, activation) counts nothing. The norms' bytes count.
 
-Bytes are the least that must move: every weight read once per pass, every stored key and value read once per pass, every
-matrix's input read and output written once. Scores of attention stay on the chip, as in SDPA or FlashAttention.
+Bytes are the least that must move: every weight read once per pass, every stored key and value read once per pass,
+every matrix's input read and output written once. Scores of attention stay on the chip, as in SDPA or FlashAttention.
 """
 
 from __future__ import annotations
