@@ -127,7 +127,7 @@ def test_sanitising_hides_times_and_nothing_else():
     """The sanitiser must not swallow what a test should compare: counts, bytes, exact ratios, verdicts."""
     config = (ROOT / "tests" / "nbval_sanitize.cfg").read_text()
     rules = re.findall(r"^regex: (.*)\nreplace: ?(.*)$", config, re.MULTILINE)
-    assert len(rules) == 6
+    assert len(rules) == 7
 
     def sanitise(text: str) -> str:
         for pattern, replacement in rules:
@@ -138,8 +138,16 @@ def test_sanitising_hides_times_and_nothing_else():
         ("decode  12.31 ms", "decode 1,234.5 ms"),
         ("26.1 tok/s (24.0 to 27.3)", "8.9 tok/s (7.5 to 9.9)"),
         ("ratio 2.31 times", "ratio 0.97 times"),
+        ("decode    81.3 %", "decode  7.0 %"),
         ("on this machine: B9 holds, 2.1", "on this machine: B9 does not hold, 0.4"),
     ]:
         assert sanitise(a) == sanitise(b)
-    for text in ["4.00x fewer bytes", "[1, 12, 3, 64]", "270,532,608 bytes", "A3: impossible as stated", "256 tokens"]:
+    for text in [
+        "4.00x fewer bytes",
+        "[1, 12, 3, 64]",
+        "270,532,608 bytes",
+        "A3: impossible as stated",
+        "256 tokens",
+        "75%",
+    ]:
         assert sanitise(text) == text

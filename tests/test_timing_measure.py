@@ -9,7 +9,17 @@ import time
 import pytest
 import torch
 
-from llm_latency.timing import Comparison, Measurement, Ratio, SelfCheck, SimulatedStream, compare, measure, self_check
+from llm_latency.timing import (
+    Comparison,
+    Measurement,
+    Ratio,
+    SelfCheck,
+    SimulatedStream,
+    compare,
+    measure,
+    profile_operators,
+    self_check,
+)
 from llm_latency.timing import cold_cache as cold_cache_module
 from llm_latency.timing.measurement import percentile
 
@@ -205,6 +215,21 @@ def test_self_check_runs_and_judges_by_the_limits():
     bad = SelfCheck(stage_cost_us=5.1, measure_ms=1.0, torch_timer_ms=0.9, ratio=1.11, device="cpu")
     assert not bad.stage_is_cheap and not bad.agrees
     assert "too much" in bad.report() and "too far apart" in bad.report()
+
+
+def test_profiler_counts_calls_and_leaves_stderr_alone(capfd):
+    """Guards against a table that mixes up counts, and against the profiler's chatter in every notebook."""
+    a = torch.randn(33, 33)
+    found = profile_operators(lambda: [a @ a for _ in range(7)], device="cpu")
+    calls = {operator.name: operator.calls for operator in found}
+    assert calls["aten::mm"] == 7
+    assert [operator.own_ms for operator in found] == sorted((operator.own_ms for operator in found), reverse=True)
+    assert capfd.readouterr().err == ""
+    with pytest.raises(ZeroDivisionError):
+        profile_operators(lambda: 1 / 0, device="cpu")
+    with pytest.raises(TypeError, match="fn is 3"):
+        profile_operators(3)
+    assert profile_operators(lambda: None, device="cpu") == []  # the failed run left no profiler behind
 
 
 @pytest.mark.cuda

@@ -6,6 +6,7 @@ from llm_latency.timing.latency_breakdown import LatencyBreakdown
 from llm_latency.timing.latency_timer import LatencyTimer
 from llm_latency.timing.measure import measure
 from llm_latency.timing.measurement import Measurement
+from llm_latency.timing.profile import OperatorTime, profile_operators
 from llm_latency.timing.self_check import SelfCheck, self_check
 from llm_latency.timing.simulated_event import SimulatedEvent
 from llm_latency.timing.simulated_stream import SimulatedStream
@@ -15,11 +16,13 @@ __all__ = [
     "LatencyBreakdown",
     "LatencyTimer",
     "Measurement",
+    "OperatorTime",
     "Ratio",
     "SelfCheck",
     "SimulatedEvent",
     "SimulatedStream",
     "compare",
     "measure",
+    "profile_operators",
     "self_check",
 ]
