@@ -22,7 +22,12 @@ def rotary_tables(model, positions: int) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """RoPE on x [k, heads, head_dim] with the tables' rows [k, 1, head_dim]."""
+    """RoPE on x [k, heads, head_dim] with the tables' rows [k, 1, head_dim].
+
+    In FP32 with the roundings of transformers, so that the results are equal to the bit; else with one rounding less.
+    """
+    if x.dtype == torch.float32:
+        return x * cos + x.roll(x.shape[-1] // 2, -1) * sin
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 

@@ -18,7 +18,8 @@ from llm_latency.engine.graphs import GraphedStep
 from llm_latency.engine.weights import Layer, WeightOptions, check_model, make_matrix, read_layers, read_norm
 
 SPAN_STEP = 128  # a compiled step attends over multiples of this many slots: few shapes, each compiled once
-SCORE_CHUNK = 8  # tokens per pass when a text is scored: few enough for the packed kernels that decoding uses
+SMALL_STEP = 8  # tokens: up to here a step runs compiled or as a graph, and INT8 and INT4 use the kernels of decoding
+SCORE_CHUNK = 64  # tokens per pass when a text is scored in FP32 or BF16
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +76,10 @@ class FastDecoder:
         with torch.no_grad():
             self.embedding = model.model.embed_tokens.weight.detach().to(self.dtype)  # [vocab, hidden]
             self.layers: list[Layer] = read_layers(model, stored)
-            self.norm = read_norm(model.model.norm)
+            self.norm = read_norm(model.model.norm, stored)
             self.head = make_matrix(model.lm_head.weight, model.lm_head.bias, stored.head, stored)
             self.cos, self.sin = (table.to(self.dtype) for table in rotary_tables(model, self.max_positions))
-        # The mean square of RMSNorm by way of the vector's length: four operators instead of a dozen.
+        self.norm_eps = config.rms_norm_eps
         self.norm_floor = torch.tensor((config.hidden_size * config.rms_norm_eps) ** 0.5, device=self.device)
         shape = (1, self.kv_heads, self.max_positions, self.head_dim)
         # One tensor per layer: a single one for all is copied whole at every write once compiled.
@@ -115,9 +116,10 @@ class FastDecoder:
 
     @torch.inference_mode()
     def score(self, input_ids: Tensor) -> Tensor:
-        """Logits [1, n, vocab] FP32 of a whole text [1, n], decoded in small pieces as a request would be."""
+        """Logits [1, n, vocab] FP32 of a whole text [1, n], in pieces through the kernels that decoding uses."""
         self.length = 0
-        return torch.cat([self._advance(piece) for piece in input_ids.split(SCORE_CHUNK, dim=1)])[None]
+        chunk = SMALL_STEP if self.weights in ("int8", "int4") else SCORE_CHUNK
+        return torch.cat([self._advance(piece) for piece in input_ids.split(chunk, dim=1)])[None]
 
     def crop_to(self, length: int) -> None:
         """Forget every token after the first `length`. What stands behind is overwritten by the next step."""
@@ -155,7 +157,7 @@ class FastDecoder:
             raise ValueError(f"{end} tokens do not fit into a KV cache of max_length {self.max_positions}")
         ids = token_ids[0].to(self.device)
         positions = torch.arange(start, end, device=self.device)
-        if self._fixed_shapes and start > 0 and tokens <= SCORE_CHUNK:
+        if self._fixed_shapes and start > 0 and tokens <= SMALL_STEP:
             span = min(-(-end // SPAN_STEP) * SPAN_STEP, self.max_positions)
             logits = (self._graph or self._run)(ids, positions, span, True, last_only)
         else:
@@ -192,6 +194,9 @@ class FastDecoder:
         return self.head.product(self._normalise(x, self.norm)).float()
 
     def _normalise(self, x: Tensor, weight: Tensor) -> Tensor:
-        """RMSNorm of x [k, hidden] FP32 with a weight that already holds sqrt(hidden), in the matrices' dtype."""
+        """RMSNorm of x [k, hidden] FP32, in the matrices' dtype."""
+        if self.dtype == torch.float32:  # the formula of transformers, to the bit
+            return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.norm_eps))
+        # The same by way of the vector's length; `weight` holds the factor sqrt(hidden). Fewer operators, less time.
         length = torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self.norm_floor)
         return (x / length * weight).to(self.dtype)

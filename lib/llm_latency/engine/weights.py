@@ -29,7 +29,7 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One decoder layer: two norm weights (`read_norm`) and four matrices, Q, K, V in one and gate and up in one."""
+    """One decoder layer: two norm weights [hidden] FP32 and four matrices, Q, K, V in one and gate and up in one."""
 
     attention_norm: Tensor
     qkv: Matrix  # hidden -> (heads + 2 * kv_heads) * head_dim
@@ -102,9 +102,10 @@ def check_model(model: nn.Module) -> None:
         raise ValueError("the model is quantised already; give the fast decoder the model it was made from")
 
 
-def read_norm(norm: nn.Module) -> Tensor:
-    """An RMSNorm's weight [hidden] FP32 times sqrt(hidden), as `FastDecoder._normalise` wants it."""
-    return norm.weight.detach().float() * norm.weight.numel() ** 0.5
+def read_norm(norm: nn.Module, options: WeightOptions) -> Tensor:
+    """An RMSNorm's weight [hidden] FP32, times sqrt(hidden) unless in FP32: as `FastDecoder._normalise` wants it."""
+    weight = norm.weight.detach().float()
+    return weight.clone() if options.dtype == torch.float32 else weight * weight.numel() ** 0.5
 
 
 def read_layers(model: nn.Module, options: WeightOptions) -> list[Layer]:
@@ -120,10 +121,10 @@ def read_layers(model: nn.Module, options: WeightOptions) -> list[Layer]:
 
     return [
         Layer(
-            attention_norm=read_norm(layer.input_layernorm),
+            attention_norm=read_norm(layer.input_layernorm, options),
             qkv=fuse(layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj),
             output=fuse(layer.self_attn.o_proj),
-            ffn_norm=read_norm(layer.post_attention_layernorm),
+            ffn_norm=read_norm(layer.post_attention_layernorm, options),
             gate_up=fuse(layer.mlp.gate_proj, layer.mlp.up_proj),
             down=fuse(layer.mlp.down_proj),
         )
