@@ -13,8 +13,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, MistralCon
 from llm_latency import roofline
 from llm_latency.compat import with_cache
 from llm_latency.hardware import Ceilings
-from llm_latency.roofline import SHAPES, NumberFormat, Peak, Work, total
-from llm_latency.roofline.figure import RooflinePoint
+from llm_latency.roofline import SHAPES, NumberFormat, Peak, RooflinePoint, Work, total
 
 matplotlib.use("Agg")
 
@@ -221,6 +220,19 @@ def test_operators_are_counted_without_views():
     assert roofline.count_operators(lambda: (x + 1).view(16).t().mul(2)) == 2
     assert roofline.count_operators(lambda: None) == 0
     assert 0 < roofline.operator_us("cpu") < 1e4
+
+
+def test_the_narrow_twin_issues_the_models_operators(model):
+    """A twin with fewer layers, or without biases or groups, would report too small a cost of launches."""
+    torch.manual_seed(1)
+    expected = torch.rand(1)
+    torch.manual_seed(1)
+    twin = roofline.narrow_twin(model)
+    assert torch.equal(torch.rand(1), expected), "making a twin changed the caller's random numbers"
+    counts = [roofline.count_operators(lambda m=m: m(ids(1, 4), use_cache=False)) for m in (model, twin)]
+    assert counts[0] == counts[1] > 50
+    assert twin.config.model_type == model.config.model_type and twin.dtype == model.dtype
+    assert twin.config._attn_implementation == model.config._attn_implementation
 
 
 def test_matmul_rate_runs_and_refuses(tiny_llama):

@@ -1,7 +1,7 @@
 """The speed of light: FLOPs, bytes and the least time of every stage, by arithmetic."""
 
 from llm_latency.roofline.counting import count_flops, count_operators, matmul_rate, operator_us
-from llm_latency.roofline.figure import draw_roofline
+from llm_latency.roofline.figure import RooflinePoint, draw_roofline
 from llm_latency.roofline.formats import FORMATS, NumberFormat, number_format
 from llm_latency.roofline.predict import (
     Peak,
@@ -14,6 +14,7 @@ from llm_latency.roofline.predict import (
     share_of_limit,
 )
 from llm_latency.roofline.shapes import ARCHITECTURES, SHAPES, ModelShape, shape_of
+from llm_latency.roofline.twin import narrow_twin
 from llm_latency.roofline.work import (
     PARTS,
     Work,
@@ -33,6 +34,7 @@ __all__ = [
     "ModelShape",
     "NumberFormat",
     "Peak",
+    "RooflinePoint",
     "Share",
     "StagePrediction",
     "Work",
@@ -45,6 +47,7 @@ __all__ = [
     "gpu_peak",
     "matmul_rate",
     "measured_peak",
+    "narrow_twin",
     "number_format",
     "operator_us",
     "parameter_bytes",
