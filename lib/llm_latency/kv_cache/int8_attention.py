@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from llm_latency.kv_cache.stores import ChannelStore, block_ranges
+from llm_latency.kv_cache.stores import ChannelStore, TokenStore, block_ranges
 from llm_latency.kv_cache.view import QuantizedKV
 
 
@@ -55,37 +55,50 @@ def attend_int8(
 def attend_blocked(query: Tensor, kv: QuantizedKV, mask: Tensor | None, scale: float) -> Tensor:
     """The blocked path: arguments as `attend_int8` after its checks."""
     batch, heads, n, head_dim = query.shape
-    kv_heads = kv.key_window.shape[1]
+    kv_heads, quantized = kv.key_window.shape[1], kv.quantized
     # The query heads that share a KV head become rows of one product: [batch, kv_heads, rows, head_dim]
-    rows = heads // kv_heads * n
-    q = query.reshape(batch, kv_heads, rows, head_dim).float() * scale
-    scores = q.new_empty(batch, kv_heads, rows, kv.length)
-    for start, end in block_ranges(kv.quantized, batch * kv_heads * head_dim, kv.keys.group_size):
-        torch.matmul(q, _key_block(kv, start, end), out=scores[..., start:end])
-    torch.matmul(q, kv.key_window.float().transpose(2, 3), out=scores[..., kv.quantized :])
+    q = query.reshape(batch, kv_heads, heads // kv_heads * n, head_dim).float() * scale
+    ranges = list(block_ranges(quantized, batch * kv_heads * head_dim, kv.keys.group_size))
+    # One buffer for every block of keys, then of values: written again before it has left the core's cache.
+    buffer = q.new_empty(batch, kv_heads, head_dim * max((end - start for start, end in ranges), default=0))
+
+    scores = [torch.matmul(q, _key_block(kv.keys, start, end, buffer)) for start, end in ranges]
+    scores.append(torch.matmul(q, kv.key_window.float().transpose(2, 3)))
+    scores = torch.cat(scores, dim=-1)  # [batch, kv_heads, rows, length]
     if mask is not None:
-        full = scores.view(batch, heads, n, kv.length)
-        full.masked_fill_(~mask, float("-inf"))
+        scores.view(batch, heads, n, kv.length).masked_fill_(~mask, float("-inf"))
     weights = scores.softmax(dim=-1)
     if mask is not None:
         weights.nan_to_num_(0.0)  # a row that sees nothing: all its scores are -inf
-    out = torch.matmul(weights[..., kv.quantized :], kv.value_window.float())
-    if kv.quantized:
-        value_scales = kv.values.scales[:, :, : kv.quantized].float().transpose(2, 3)  # [batch, kv_heads, 1, quantized]
-        folded = weights[..., : kv.quantized] * value_scales
-        for start, end in block_ranges(kv.quantized, batch * kv_heads * head_dim, kv.keys.group_size):
-            out += torch.matmul(folded[..., start:end], kv.values.codes[:, :, start:end].float())
+
+    out = torch.matmul(weights[..., quantized:], kv.value_window.float())  # [batch, kv_heads, rows, head_dim]
+    if quantized:
+        folded = weights[..., :quantized] * kv.values.scales[:, :, :quantized].float().transpose(2, 3)
+        for start, end in ranges:
+            out += torch.matmul(folded[..., start:end], _value_block(kv.values, start, end, buffer))
     return out.view(batch, heads, n, head_dim).to(query.dtype)
 
 
-def _key_block(kv: QuantizedKV, start: int, end: int) -> Tensor:
+def _key_block(keys: ChannelStore, start: int, end: int, buffer: Tensor) -> Tensor:
     """Keys start..end, dequantised: FP32 [batch, kv_heads, head_dim, end - start]; start begins a group."""
-    size = kv.keys.group_size
-    first, last = start // size, math.ceil(end / size)
-    codes = kv.keys.codes[..., start : last * size].float()
-    scales = kv.keys.scales[..., first:last].float().unsqueeze(-1)
-    codes.unflatten(-1, (last - first, size)).mul_(scales)
-    return codes[..., : end - start]
+    size = keys.group_size
+    whole = (end - start) // size
+    block = buffer[..., : keys.codes.shape[2] * (end - start)].unflatten(-1, (-1, end - start))
+    block.copy_(keys.codes[..., start:end])
+    scales = keys.scales[..., start // size : math.ceil(end / size)].float()  # [batch, kv_heads, head_dim, groups]
+    if whole:
+        block[..., : whole * size].unflatten(-1, (whole, size)).mul_(scales[..., :whole].unsqueeze(-1))
+    if (end - start) % size:
+        block[..., whole * size :].mul_(scales[..., whole:])
+    return block
+
+
+def _value_block(values: TokenStore, start: int, end: int, buffer: Tensor) -> Tensor:
+    """Codes of the values start..end, not yet scaled: FP32 [batch, kv_heads, end - start, head_dim]."""
+    head_dim = values.codes.shape[3]
+    block = buffer[..., : head_dim * (end - start)].unflatten(-1, (end - start, head_dim))
+    block.copy_(values.codes[:, :, start:end])
+    return block
 
 
 def _check(query: Tensor, kv: QuantizedKV, mask: Tensor | None) -> None:

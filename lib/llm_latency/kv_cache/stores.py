@@ -204,12 +204,17 @@ class ChannelStore:
 
     def _read_into(self, out: Tensor, start: int) -> None:
         # out [batch, heads, tokens, head_dim]; start is the first token of a group, the end may lie within one
-        size, whole = self.group_size, out.shape[2] - out.shape[2] % self.group_size
-        for first, last, length in ((0, whole, size), (whole, out.shape[2], out.shape[2] - whole)):
-            if first == last:
-                continue
-            # [batch, heads, groups, head_dim, group] on both sides
-            codes = self.codes[..., start + first : start + last].unflatten(-1, (-1, length)).movedim(3, 2)
-            group = (start + first) // size
-            scales = self.scales[..., group : group + codes.shape[2]].transpose(2, 3).unsqueeze(-1)
-            dequantize_into(out[:, :, first:last].unflatten(2, (-1, length)).transpose(3, 4), codes, scales)
+        size, tokens = self.group_size, out.shape[2]
+        # Turned while they are single bytes: [batch, heads, tokens, head_dim]
+        codes = self.codes[..., start : start + tokens].transpose(2, 3).contiguous()
+        scales = self.scales[..., start // size :].transpose(2, 3).unsqueeze(3)  # [batch, heads, groups, 1, head_dim]
+        whole = tokens // size
+        if whole:
+            full = slice(0, whole * size)
+            groups = (whole, size)
+            dequantize_into(
+                out[:, :, full].unflatten(2, groups), codes[:, :, full].unflatten(2, groups), scales[:, :, :whole]
+            )
+        if tokens % size:
+            rest = slice(whole * size, tokens)
+            dequantize_into(out[:, :, rest], codes[:, :, rest], scales[:, :, whole])
