@@ -223,7 +223,7 @@ def test_state_dict_round_trip(kind, options, tmp_path):
 
 @pytest.mark.parametrize(("kind", "options"), KINDS)
 def test_copies_and_casts_leave_the_codes(kind, options):
-    """Guards against `.float()` or `.to(dtype)` turning scales into another grid, and deepcopy failing on packed data."""
+    """Guards against `.float()` or `.to(dtype)` changing the grid, and deepcopy failing on packed data."""
     layer = kind.from_linear(nn.Linear(64, 8), keep_bfloat16=True, **options)
     before = layer.dequantize()
     assert torch.equal(copy.deepcopy(layer).dequantize(), before)
