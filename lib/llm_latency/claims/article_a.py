@@ -42,6 +42,7 @@ def check_A3() -> ClaimCheck:
             f"stages as given: before 15 + 850 + 980 + 10 = {15 + 850 + 980 + 10} ms, after {3 + 120 + 80 + 2} ms",
             f"BF16: a pass takes {bf16_ms:.2f} ms at least, {passes_that_fit(decode_ms, bf16_ms):.1f} fit into "
             f"{decode_ms} ms, each must yield {needed['BF16']:.1f} tokens",
+            f"before, in BF16 and one token a pass: 980 ms is {980 / stages['decode'].ms:.0%} of the least time",
             f"INT4, scales and cache for nothing: {int4_ms:.2f} ms, {passes_that_fit(decode_ms, int4_ms):.1f} fit, "
             f"{needed['INT4']:.1f} tokens each",
             f"prefill of 256 tokens is {flops / 1e12:.1f} TFLOP, {stages['prefill'].compute_ms:.1f} ms at peak: "

@@ -141,6 +141,7 @@ def forward_work(
 
 def prefill_work(model: object, prompt_tokens: int, **options: object) -> dict[str, Work]:
     """Work of reading a prompt, which also yields the first new token. Options as in `forward_work`."""
+    _check_sizes(prompt_tokens=prompt_tokens)
     return forward_work(model, prompt_tokens, **options)
 
 
