@@ -1,0 +1,87 @@
+"""Static batching, as `generate` of transformers does it: one padded batch, nobody joins, nobody leaves early."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from llm_latency.compat import with_cache
+
+
+def left_pad(prompts: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor]:
+    """Prompts of different lengths as one batch: ids int64 [batch, longest] and attention mask of the same shape.
+
+    Padding stands on the left, so that every row's last position is its last token: there the next token is read off.
+
+    Raises ValueError for no prompts or an empty one.
+    """
+    if not prompts or not all(prompts):
+        raise ValueError("expected at least one prompt, and at least one token in each")
+    longest = max(map(len, prompts))
+    ids = torch.tensor([[pad_id] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
+    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    return ids, mask
+
+
+@dataclass(frozen=True, slots=True)
+class StaticOutput:
+    """rows: each request's new ids, as many as it asked for; token_times_s: when the batch's n-th tokens were there."""
+
+    rows: list[list[int]]
+    token_times_s: list[float]
+
+
+@torch.inference_mode()
+def generate_static(
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    max_new_tokens: Sequence[int],
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+) -> StaticOutput:
+    """Greedy tokens for a left-padded batch; all rows are computed until the longest answer is done.
+
+    Args:
+        input_ids, attention_mask: [batch, n]; see `left_pad`.
+        max_new_tokens: one per row.
+
+    Raises:
+        ValueError: right padding (the next token would be read off a pad), shapes that do not match, a count below 1.
+    """
+    if input_ids.shape != attention_mask.shape or input_ids.dim() != 2 or input_ids.shape[0] != len(max_new_tokens):
+        raise ValueError(
+            f"input_ids {list(input_ids.shape)}, attention_mask {list(attention_mask.shape)} and {len(max_new_tokens)} "
+            "values of max_new_tokens do not belong together; expected [batch, n] twice and one value per row"
+        )
+    if not attention_mask[:, -1].all() or (attention_mask.diff(dim=1) < 0).any():
+        raise ValueError("the batch is padded on the right; generation needs its padding on the left")
+    if min(max_new_tokens) < 1:
+        raise ValueError(f"max_new_tokens must be at least 1 in every row, got {list(max_new_tokens)}")
+    input_ids, mask = input_ids.to(model.device), attention_mask.to(model.device)
+    cache = DynamicCache(config=model.config)
+    positions = (mask.cumsum(dim=1) - 1).clamp_(min=0)
+    step, columns, times = input_ids, [], []
+    while True:
+        logits = model(
+            input_ids=step,
+            attention_mask=mask,
+            position_ids=positions,
+            **with_cache(cache),
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits[:, -1]  # [batch, vocab]
+        step = logits.float().argmax(dim=-1, keepdim=True)
+        columns.append(step.tolist())
+        times.append(clock())
+        if len(columns) == max(max_new_tokens):
+            break
+        mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
+        positions = positions[:, -1:] + 1
+    rows = [[column[i][0] for column in columns[:count]] for i, count in enumerate(max_new_tokens)]
+    return StaticOutput(rows, times)
