@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from llm_latency import models
+from llm_latency import doctor, models, precision
 from llm_latency.generation import RecomputeStepper, Stepper, TransformersStepper
 
 BASELINE = "kv-cache"  # rung 1: the baseline of every ratio
@@ -55,9 +55,62 @@ def _kv_cache(profile: str | None) -> Stepper:
     return TransformersStepper(models.load_target(profile, dtype=torch.float32, attn_implementation="eager"))
 
 
+def _static_cache(profile: str | None) -> Stepper:
+    from llm_latency.compiled import StaticStepper
+
+    return StaticStepper(models.load_target(profile, dtype=torch.float32, attn_implementation="eager"))
+
+
+def _sdpa(profile: str | None) -> Stepper:
+    return TransformersStepper(models.load_target(profile, dtype=torch.float32, attn_implementation="sdpa"))
+
+
+def _half_eager(profile: str | None) -> Stepper:
+    model = models.load_target(profile, dtype=precision.half_dtype(), attn_implementation="eager")
+    return TransformersStepper(model)
+
+
+def _half_sdpa(profile: str | None) -> Stepper:
+    return TransformersStepper(models.load_target(profile, dtype=precision.half_dtype(), attn_implementation="sdpa"))
+
+
+def _compiled_fp32(profile: str | None) -> Stepper:
+    from llm_latency.compiled import CompiledStepper
+
+    return CompiledStepper(models.load_target(profile, dtype=torch.float32, attn_implementation="eager"))
+
+
+def _compiled_half(profile: str | None) -> Stepper:
+    from llm_latency.compiled import CompiledStepper
+
+    return CompiledStepper(models.load_target(profile, dtype=precision.half_dtype(), attn_implementation="sdpa"))
+
+
+def _no_compiler() -> str | None:
+    return doctor.compile_unavailable()
+
+
+_HALF = precision.dtype_name(precision.half_dtype())  # FP16 on a GPU without BF16 units
+_HALF_TITLE = {"bfloat16": "BF16", "float16": "FP16"}[_HALF]
+
 RUNGS: list[Rung] = [
     Rung("no-cache", "FP32, no KV cache", "04", _no_cache, cache="none", on_path=True, exact=True),
     Rung(BASELINE, "KV cache", "04", _kv_cache, on_path=True, exact=True),
+    Rung("static-cache", "static cache alone", "04", _static_cache, exact=True),
+    Rung("half-alone", f"{_HALF_TITLE} alone", "05", _half_eager, weights=_HALF, cache=_HALF),
+    Rung("compiled-alone", "static + compile alone", "05", _compiled_fp32, exact=True, unavailable=_no_compiler),
+    Rung("sdpa", "+ SDPA", "05", _sdpa, on_path=True, exact=True),
+    Rung("half", f"+ {_HALF_TITLE}", "05", _half_sdpa, weights=_HALF, cache=_HALF, on_path=True),
+    Rung(
+        "compiled",
+        "+ static cache, compile",
+        "05",
+        _compiled_half,
+        weights=_HALF,
+        cache=_HALF,
+        on_path=True,
+        unavailable=_no_compiler,
+    ),
 ]
 
 
