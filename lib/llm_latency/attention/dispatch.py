@@ -1,0 +1,170 @@
+"""`attend`: one call for every attention backend, which says what it chose and why another cannot do a request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from llm_latency.attention.backend_facts import BACKENDS, flash_attn_function, triton_problem
+from llm_latency.attention.checks import broadcast_mask, check_flag, check_scale, check_tensors, visible_pairs
+from llm_latency.attention.flash import FlashAttention
+from llm_latency.attention.reference import attention_reference
+
+_blocked = FlashAttention()
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What `backend="auto"` takes for a request, and why."""
+
+    backend: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.backend}: {self.why}"
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    backend: str = "auto",
+    causal: bool = False,
+    mask: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """Attention by the named backend; for the other arguments and the result see `attention_reference`.
+
+    All backends keep the same promises: causal aligns bottom-right, a row that may attend to nothing is zeros, and
+    whatever stands in a masked slot has no effect.
+
+    backend:
+        "auto": flash-attn where it is installed and can, else SDPA. `choose` tells which and why.
+        "reference": the whole score matrix, in FP32. "flash": the blocked module in plain PyTorch.
+        "triton": our kernels; on a machine without CUDA interpreted on the CPU, which is right but very slow.
+        "sdpa": PyTorch's scaled_dot_product_attention, which picks among its own kernels.
+        "flash_attn": the flash-attn package.
+
+    Raises:
+        ValueError: an unknown backend, one that is not available here, or one that cannot do this request.
+        TypeError, ValueError: see `checks.check_tensors`.
+    """
+    check_tensors(q, k, v, mask)
+    check_flag("causal", causal)
+    scale = check_scale(scale, q.shape[-1])
+    if backend == "auto":
+        backend = choose(q, k, v, mask=mask).backend
+    else:
+        problem = cannot(backend, q, mask=mask)
+        if problem:
+            raise ValueError(f"backend {backend!r} cannot do this request: {problem}")
+    if backend == "reference":
+        return attention_reference(q, k, v, causal=causal, mask=mask, scale=scale)
+    if backend == "flash":
+        return _blocked(q, k, v, causal=causal, mask=mask, scale=scale)
+    if backend == "triton":
+        return _triton(q, k, v, causal, mask, scale)
+    run = _sdpa if backend == "sdpa" else _flash_attn
+    out = run(q, k, v, causal, mask, scale)
+    # Both let NaN and infinities leak out of masked slots (0 * NaN is NaN; so is NaN + -inf). Such a result is rare,
+    # and shows in the output; the blocked module then gives what ours promise.
+    if (causal or mask is not None) and not bool(out.isfinite().all()):
+        return _blocked(q, k, v, causal=causal, mask=mask, scale=scale)
+    return out
+
+
+def choose(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None) -> Choice:
+    """What "auto" takes for these tensors, and why. Arguments as in `attend`."""
+    check_tensors(q, k, v, mask)
+    problem = cannot("flash_attn", q, mask=mask)
+    if problem is None:
+        return Choice("flash_attn", f"{flash_attn_function()[1]} is installed and can do this request")
+    return Choice("sdpa", f"PyTorch's own kernels; flash_attn cannot: {problem}")
+
+
+def cannot(backend: str, q: Tensor, *, mask: Tensor | None = None) -> str | None:
+    """Why a backend cannot attend with such queries here, or None if it can. ValueError for an unknown name."""
+    if backend not in BACKENDS:
+        raise ValueError(f"unknown backend {backend!r}; expected 'auto' or one of {', '.join(map(repr, BACKENDS))}")
+    head_dim = q.shape[-1]
+    if backend == "triton":
+        if q.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+            return f"the kernels take float32, float16 or bfloat16; the tensors are {q.dtype}"
+        if head_dim > 256:
+            return f"the kernels take a head_dim of up to 256; it is {head_dim}"
+        problem = triton_problem(q.device)
+        if problem is None and q.is_cuda and q.dtype == torch.bfloat16:
+            major, minor = torch.cuda.get_device_capability(q.device)
+            if major < 8:
+                return f"bfloat16 needs CUDA capability 8.0 or more; this device has {major}.{minor}"
+        return problem
+    if backend == "flash_attn":
+        function, reason = flash_attn_function()
+        if function is None:
+            return reason
+        if not q.is_cuda:
+            return f"it takes CUDA tensors; these are on {q.device}"
+        if q.dtype not in (torch.float16, torch.bfloat16):
+            return f"it takes float16 or bfloat16; the tensors are {q.dtype}"
+        if mask is not None:
+            return "it takes no boolean mask"
+        major, minor = torch.cuda.get_device_capability(q.device)
+        if major < 8:
+            return f"it needs CUDA capability 8.0 or more; this device has {major}.{minor}"
+        if head_dim > 256 or head_dim % 8:
+            return f"it takes a head_dim of up to 256 that is a multiple of 8; it is {head_dim}"
+    return None
+
+
+def _triton(q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, scale: float) -> Tensor:
+    # Imported at the first use: the kernels need Triton, and the interpreter must be chosen before it is imported.
+    from llm_latency.attention import triton_decode, triton_prefill
+    from llm_latency.attention.triton_runtime import InferenceOnly
+
+    rows = q.shape[1] * (q.shape[2] // k.shape[2])
+    few = rows <= triton_decode.MAX_ROWS and q.shape[1] < k.shape[1]
+    kernel = triton_decode.decode if few else triton_prefill.prefill
+    return InferenceOnly.apply(lambda q, k, v: kernel(q, k, v, causal, mask, scale), q, k, v)
+
+
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, scale: float) -> Tensor:
+    seq_q, seq_k, heads, kv_heads = q.shape[1], k.shape[1], q.shape[2], k.shape[2]
+    if q.numel() == 0 or seq_k == 0:
+        return torch.zeros_like(q)
+    # SDPA's is_causal aligns top-left: it may be used only where both alignments are the same.
+    is_causal = causal and mask is None and seq_q == seq_k
+    last_query_sees_all = seq_q == 1 and seq_k > 0
+    allowed = mask if is_causal or last_query_sees_all else visible_pairs(q, k, causal, mask)
+    k, v = k.transpose(1, 2), v.transpose(1, 2)
+    grouped = heads != kv_heads
+    if grouped and allowed is not None and q.is_cuda:
+        # With a mask, only SDPA's slowest kernel takes grouped heads on CUDA, and it stores all the scores.
+        k, v = (x.repeat_interleave(heads // kv_heads, dim=1) for x in (k, v))
+        grouped = False
+    out = torch.nn.functional.scaled_dot_product_attention(
+        q.transpose(1, 2),
+        k,
+        v,
+        attn_mask=None if allowed is None else broadcast_mask(allowed, q, k.transpose(1, 2)),
+        is_causal=is_causal,
+        scale=scale,
+        enable_gqa=grouped,
+    ).transpose(1, 2)
+    if allowed is None:
+        return out
+    # [batch, heads, seq_q, 1] -> [batch, seq_q, heads, 1]; what SDPA gives for a row without keys is not defined
+    nothing = ~broadcast_mask(allowed, q, k.transpose(1, 2)).any(dim=-1, keepdim=True).transpose(1, 2)
+    return out.masked_fill(nothing, 0.0)
+
+
+def _flash_attn(q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, scale: float) -> Tensor:
+    if q.numel() == 0 or k.shape[1] == 0:
+        return torch.zeros_like(q)
+    function, _ = flash_attn_function()
+    # The package wants the last dimension contiguous; causal is bottom-right since release 2.1.
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    out = function(q, k, v, softmax_scale=scale, causal=causal)
+    return out[0] if isinstance(out, tuple) else out  # the CuTe release also returns the log of the sums

@@ -1,0 +1,125 @@
+"""FlashAttention in plain PyTorch: exact attention, block by block, without the matrix of scores."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from llm_latency.attention.checks import broadcast_mask, check_block, check_flag, check_scale, check_tensors
+from llm_latency.attention.masked_values import holds_non_finite, weighted_values
+
+
+def online_softmax_step(
+    scores: Tensor, values: Tensor, m: Tensor, l: Tensor, acc: Tensor, allowed: Tensor | None, guard: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Take one block of keys into the running softmax (Milakov and Gimelshein, 2018; Dao et al., 2022).
+
+    What is kept per row is enough to have the exact softmax over all keys seen so far, whatever comes next: the
+    largest score m, the sum l of exp(score - m), and acc, the sum of exp(score - m) * value.
+
+    Args:
+        scores: [..., rows, block_k]. values: [..., block_k, head_dim].
+        m, l: [..., rows, 1]. acc: [..., rows, head_dim]. At the start -inf, 0 and 0.
+        allowed: bool [..., rows, block_k] or None, where every pair may attend.
+        guard: True if values may hold NaN or infinities, which must not leak from masked slots.
+
+    Returns:
+        The new m, l, acc. The softmax's output so far is acc / l.
+    """
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed, -torch.inf)
+    m_new = torch.maximum(m, scores.amax(dim=-1, keepdim=True))
+    # A row that has seen nothing yet has m_new = -inf, and -inf - -inf is NaN: measure such rows from 0 instead.
+    origin = m_new.masked_fill(m_new == -torch.inf, 0.0)
+    shrink = torch.exp(m - origin)  # what the sums so far are worth, measured from the new maximum
+    weights = torch.exp(scores - origin)  # [..., rows, block_k]
+    new_part = weighted_values(weights, values, allowed) if guard and allowed is not None else weights @ values
+    return m_new, l * shrink + weights.sum(dim=-1, keepdim=True), acc * shrink + new_part
+
+
+class FlashAttention(torch.nn.Module):
+    """Exact attention whose extra memory grows with the sequence, not with its square (FlashAttention-2, Dao 2023).
+
+    Queries are taken in blocks of `block_q`; for each, keys and values stream past in blocks of `block_k` through
+    `online_softmax_step`. Sums are in FP32 (FP64 for FP64 input). Blocks above the causal diagonal are never touched.
+
+    Arguments of the call, result and errors are those of `attention_reference`. Raises TypeError or ValueError for a
+    block size that is not an int of 1 or more.
+    """
+
+    def __init__(self, block_q: int = 128, block_k: int = 128):
+        super().__init__()
+        self.block_q = check_block("block_q", block_q)
+        self.block_k = check_block("block_k", block_k)
+
+    def extra_repr(self) -> str:
+        return f"block_q={self.block_q}, block_k={self.block_k}"
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        causal: bool = False,
+        mask: Tensor | None = None,
+        scale: float | None = None,
+    ) -> Tensor:
+        check_tensors(q, k, v, mask)
+        check_flag("causal", causal)
+        scale = check_scale(scale, q.shape[-1])
+        if mask is not None:
+            mask = broadcast_mask(mask, q, k)
+        guard = (causal or mask is not None) and holds_non_finite(v)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        for start in range(0, q.shape[1], self.block_q):
+            stop = min(start + self.block_q, q.shape[1])
+            out[:, start:stop] = self._query_block(q, k, v, start, stop, causal, mask, scale, guard)
+        return out
+
+    def _query_block(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        start: int,
+        stop: int,
+        causal: bool,
+        mask: Tensor | None,
+        scale: float,
+        guard: bool,
+    ) -> Tensor:
+        """Attention of queries start..stop over all keys: [batch, stop - start, heads, head_dim], in FP32."""
+        batch, seq_q, heads, head_dim = q.shape
+        seq_k, kv_heads = k.shape[1], k.shape[2]
+        group, rows = heads // kv_heads, stop - start
+        compute = torch.promote_types(q.dtype, torch.float32)
+
+        # The query heads that share a KV head are stacked as rows, so K and V are never repeated.
+        q_block = q[:, start:stop].unflatten(2, (kv_heads, group)).permute(0, 2, 3, 1, 4)
+        q_block = q_block.reshape(batch, kv_heads, group * rows, head_dim).to(compute)
+        m = q_block.new_full((batch, kv_heads, group * rows, 1), -torch.inf)
+        l = torch.zeros_like(m)
+        acc = torch.zeros_like(q_block)
+
+        offset = seq_k - seq_q  # query i sees keys up to i + offset
+        last_key = min(seq_k, stop + offset) if causal else seq_k
+        for k_start in range(0, last_key, self.block_k):
+            k_stop = min(k_start + self.block_k, seq_k)
+            # [batch, kv_heads, block_k, head_dim]
+            k_block = k[:, k_start:k_stop].transpose(1, 2).to(compute)
+            v_block = v[:, k_start:k_stop].transpose(1, 2).to(compute)
+            scores = q_block @ k_block.transpose(-1, -2) * scale  # [batch, kv_heads, group * rows, block_k]
+            allowed = None
+            if mask is not None:  # [batch, kv_heads, group, rows, block_k]
+                allowed = mask[:, :, start:stop, k_start:k_stop].unflatten(1, (kv_heads, group))
+            if causal and k_stop - 1 > start + offset:  # this block crosses the diagonal
+                positions = torch.arange(start, stop, device=q.device)[:, None] + offset
+                below = positions >= torch.arange(k_start, k_stop, device=q.device)
+                allowed = below.expand(1, 1, group, -1, -1) if allowed is None else allowed & below
+            if allowed is not None:
+                allowed = allowed.flatten(2, 3)
+            m, l, acc = online_softmax_step(scores, v_block, m, l, acc, allowed, guard)
+
+        out = acc / l.masked_fill(l == 0, 1.0)  # a row that saw nothing has acc = 0, and stays zeros
+        return out.unflatten(2, (group, rows)).permute(0, 3, 1, 2, 4).flatten(2, 3)
