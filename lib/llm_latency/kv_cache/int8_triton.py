@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from llm_latency.attention.triton_block import LOG2_E, dot
 from llm_latency.attention.triton_runtime import INTERPRETED, launching, padded, tl, triton
 from llm_latency.kv_cache.view import QuantizedKV
 
+LOG2_E = 1.4426950408889634  # exp(x) = exp2(x * LOG2_E); a GPU has an instruction for exp2 only
 PROGRAMS_PER_PROCESSOR = 4  # enough in flight to hide the waiting for memory
 
 
@@ -34,7 +34,7 @@ def decode_kernel(
     kv_heads, rows, quantized, window, groups_per_part, parts, scale_log2,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    # The interpreter has no BF16 arithmetic; it computes in FP32.
+    # The interpreter has no BF16 arithmetic; it computes in FP32. "ieee": FP32 input stays FP32, not TF32.
     compute: tl.constexpr = tl.float32 if UPCAST else Q.dtype.element_ty
     part = tl.program_id(0)
     pair = tl.program_id(1).to(tl.int64)  # one batch row and KV head
@@ -68,7 +68,7 @@ def decode_kernel(
                 mask=(d[:, None] < HEAD_DIM) & inside[None, :],
                 other=0,
             )  # [BLOCK_D, GROUP]
-            scores = dot((q32 * ks[None, :]).to(compute), kc.to(compute), UPCAST)
+            scores = tl.dot((q32 * ks[None, :]).to(compute), kc.to(compute), input_precision="ieee")
             m, l, acc, weights = softmax_part(scores, inside, m, l, acc)
             # The scales of values belong to tokens, so they go into the weights.
             vs = tl.load(value_scales + token, mask=inside, other=0.0).to(tl.float32)
@@ -77,7 +77,7 @@ def decode_kernel(
                 mask=inside[:, None] & (d[None, :] < HEAD_DIM),
                 other=0,
             )  # [GROUP, BLOCK_D]
-            acc += dot((weights * vs[None, :]).to(compute), vc.to(compute), UPCAST)
+            acc += tl.dot((weights * vs[None, :]).to(compute), vc.to(compute), input_precision="ieee")
     else:
         key_window = KeyWindow + batch * kw_batch + head * kw_head
         value_window = ValueWindow + batch * vw_batch + head * vw_head
@@ -87,9 +87,9 @@ def decode_kernel(
             both = inside[:, None] & (d[None, :] < HEAD_DIM)
             k = tl.load(key_window + token[:, None] * kw_seq + d[None, :], mask=both, other=0.0)
             v = tl.load(value_window + token[:, None] * vw_seq + d[None, :], mask=both, other=0.0)
-            scores = dot(q, tl.trans(k), UPCAST) * scale_log2
+            scores = tl.dot(q.to(compute), tl.trans(k.to(compute)), input_precision="ieee") * scale_log2
             m, l, acc, weights = softmax_part(scores, inside, m, l, acc)
-            acc += dot(weights.to(v.dtype), v, UPCAST)
+            acc += tl.dot(weights.to(compute), v.to(compute), input_precision="ieee")
 
     out = (pair * (parts + 1) + part) * ROWS + r
     tl.store(PartM + out, m)
