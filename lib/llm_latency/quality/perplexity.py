@@ -49,7 +49,7 @@ def perplexity(
     for start, logits in pieces:
         targets = input_ids[:, start + 1 : start + 1 + logits.shape[1]]
         total += float(negative_log_likelihoods(logits[:, : targets.shape[1]], targets).double().sum())
-    return math.exp(total / (n - 1))
+    return _exp(total / (n - 1))
 
 
 def windowed_perplexity(model: PreTrainedModel, input_ids: Tensor, *, window: int, stride: int) -> float:
@@ -77,7 +77,14 @@ def windowed_perplexity(model: PreTrainedModel, input_ids: Tensor, *, window: in
         wanted = logits[:, scored - start - 1 : end - start - 1]
         total += float(negative_log_likelihoods(wanted, input_ids[:, scored:end]).double().sum())
         scored = end
-    return math.exp(total / (n - 1))
+    return _exp(total / (n - 1))
+
+
+def _exp(mean: float) -> float:
+    try:
+        return math.exp(mean)
+    except OverflowError:  # above 709 nats per token: as bad as infinity
+        return math.inf
 
 
 def _one_pass(model: PreTrainedModel, input_ids: Tensor) -> Tensor:
