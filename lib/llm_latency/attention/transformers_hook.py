@@ -6,11 +6,12 @@ chunk after a cache are lost without a word.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, modeling_utils
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 from llm_latency.attention.dispatch import attend
@@ -39,7 +40,7 @@ def build_mask(
         and mask_function is causal_mask_function
         and isinstance(q_offset, int)
         and kv_offset + kv_length == q_offset + q_length
-        and (attention_mask is None or bool(attention_mask.all()))
+        and (attention_mask is None or (not torch.compiler.is_compiling() and bool(attention_mask.all())))
     )
     if plain:
         return None
@@ -95,8 +96,22 @@ def attention_forward(backend: str) -> Callable:
     return forward
 
 
+def _is_no_package(lazy_import: Callable) -> Callable:
+    """transformers takes any name with "flash" in it for the flash-attn package, and loads that: not for our names."""
+
+    @functools.wraps(lazy_import)
+    def load(implementation: str | None, *args, **kwargs):
+        return None if implementation in IMPLEMENTATIONS else lazy_import(implementation, *args, **kwargs)
+
+    load.spares_our_names = True
+    return load
+
+
 def register() -> None:
     """Make our implementations known to transformers. Done at import of `llm_latency.attention`; repeating is safe."""
     for name, backend in IMPLEMENTATIONS.items():
         AttentionInterface.register(name, attention_forward(backend))
         AttentionMaskInterface.register(name, build_mask)
+    lazy_import = getattr(modeling_utils, "lazy_import_flash_attention", None)
+    if lazy_import is not None and not hasattr(lazy_import, "spares_our_names"):
+        modeling_utils.lazy_import_flash_attention = _is_no_package(lazy_import)
