@@ -1,0 +1,150 @@
+"""`make peers`: the race, its ratios, and peers that are missing or die."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from llm_latency import models, peers
+from llm_latency.engine import FastDecoder
+from llm_latency.peers import contenders, race
+from llm_latency.peers.contenders import CONTENDERS, Contender, contender
+
+PROMPT = list(range(3, 20))
+
+
+def _contender(name: str, *, ours: bool = False, **options) -> Contender:
+    return Contender(name, name.title(), lambda profile: None, ours=ours, **options)
+
+
+@pytest.fixture
+def fake_processes(monkeypatch):
+    """Processes that answer at a known speed, note the order of turns, and may die at a given turn."""
+    log: list[str] = []
+
+    class Fake:
+        def __init__(self, name: str, profile: str | None) -> None:
+            if name == "stillborn":
+                raise RuntimeError("ImportError: no such library")
+            self.name, self.turns = name, 0
+
+        def ask(self, prompt: list[int], new_tokens: int) -> dict:
+            log.append(self.name)
+            self.turns += 1
+            if self.name == "dies" and self.turns == 2:
+                raise RuntimeError("the process was ended by SIGSEGV")
+            decode = {"hf-fp32": 400.0, "fast": 50.0}.get(self.name, 100.0)
+            return {"prefill_ms": 10.0, "decode_ms": decode, "ids": [7] * new_tokens}
+
+        def close(self) -> None:
+            log.append(f"close {self.name}")
+
+    monkeypatch.setattr(race, "Process", Fake)
+    return log
+
+
+def test_ratios_by_hand(fake_processes):
+    """Guards against ratios upside down, a first token counted as a decode step, and warm-up rounds in the figures."""
+    entries = [_contender("hf-fp32"), _contender("fast", ours=True)]
+    result = race.run_race(entries, PROMPT, 5, rounds=4, warmup=2)
+    fast = result["ratios"]["fast"]
+    assert fast["tokens_per_second"] == 4 / 50e-3
+    assert fast["decode_vs_hf-fp32"] == {"median": 8.0, "low": 8.0, "high": 8.0}
+    assert fast["total_vs_hf-fp32"]["median"] == pytest.approx(410 / 60)
+    assert "decode_vs_fast" not in fast
+    assert [len(p["decode_ms"]) for p in result["peers"]] == [4, 4]
+    assert result["settings"] == {"prompt_tokens": 17, "new_tokens": 5, "rounds": 4, "warmup": 2}
+    json.dumps(result)
+
+
+def test_turns_alternate_and_processes_end(fake_processes):
+    """Guards against one contender that always runs in the shadow of the same other, and processes left behind."""
+    race.run_race([_contender("hf-fp32"), _contender("b")], PROMPT, 3, rounds=2, warmup=1)
+    assert fake_processes == ["hf-fp32", "b", "b", "hf-fp32", "hf-fp32", "b", "close hf-fp32", "close b"]
+
+
+def test_a_missing_or_dying_peer_is_reported_and_the_others_go_on(fake_processes):
+    """Guards against a race lost to one bad installation, and a remedy that nobody sees."""
+    missing = _contender("absent", package="no_such_package_xyz", remedy="run `make peers`")
+    entries = [
+        _contender("hf-fp32"),
+        missing,
+        _contender("stillborn"),
+        _contender("dies"),
+        _contender("fast", ours=True),
+    ]
+    result = race.run_race(entries, PROMPT, 5, rounds=3, warmup=1)
+    by_name = {p["name"]: p for p in result["peers"]}
+    assert by_name["absent"]["status"] == "not installed"
+    assert "no_such_package_xyz is not installed: run `make peers`" in by_name["absent"]["reason"]
+    assert by_name["stillborn"]["status"] == "failed" and "ImportError" in by_name["stillborn"]["reason"]
+    assert by_name["dies"]["status"] == "failed" and "SIGSEGV" in by_name["dies"]["reason"]
+    assert by_name["fast"]["status"] == "measured" and set(result["ratios"]) == {"hf-fp32", "fast"}
+    shown = peers.table(result)
+    assert shown.row_count == 5
+
+
+@pytest.mark.parametrize("bad", [{"rounds": 0}, {"warmup": -1}, {"new_tokens": 1}])
+def test_counts_that_measure_nothing(bad):
+    """Guards against a median of nothing."""
+    arguments = {"new_tokens": 5} | bad
+    with pytest.raises(ValueError, match="rounds >= 1"):
+        race.run_race([], PROMPT, arguments.pop("new_tokens"), **arguments)
+
+
+def test_contenders_are_named_once_and_fit_the_profile():
+    """Guards against two entries of one name, and llama.cpp racing on another model than the rest."""
+    names = [entry.name for entry in CONTENDERS]
+    assert len(set(names)) == len(names) and race.BASELINE in names
+    assert any(entry.ours for entry in CONTENDERS)
+    with pytest.raises(ValueError, match="hf-fp32"):
+        contender("gpt-slow")
+    gguf = dataclasses.replace(contender("llama-cpp"), package=None)
+    assert gguf.unavailable("smollm2-135m") is None
+    assert "another model" in gguf.unavailable("llama-7b-shape")
+
+
+def test_both_ways_of_answering_agree(tiny_llama, monkeypatch):
+    """Guards against a peer that answers another prompt, stops early, or counts its tokens differently."""
+    monkeypatch.setattr(models, "load_target", lambda profile, dtype: tiny_llama)
+    theirs = contenders._hf(torch.float32)(None)(PROMPT, 9)
+    ours = contenders._stepper(FastDecoder.from_model(tiny_llama))(PROMPT, 9)
+    assert len(theirs.ids) == len(ours.ids) == 9
+    eos = tiny_llama.config.eos_token_id
+    if eos not in ours.ids:  # forbidden to theirs, so that all answers have one length
+        assert theirs.ids == ours.ids
+    assert min(theirs.prefill_ms, theirs.decode_ms, ours.prefill_ms, ours.decode_ms) > 0
+
+
+def test_a_real_process_that_fails_tells_why():
+    """Guards against a race that hangs on a process which died while loading."""
+    with pytest.raises(RuntimeError, match="unknown contender 'nobody'"):
+        race.Process("nobody", "smollm2-135m")
+
+
+@pytest.mark.model
+def test_a_real_process_answers(target):
+    """Guards against chatter on standard output that is taken for an answer, and against processes that do not end."""
+    process = race.Process("fast-fp32", "smollm2-135m")
+    try:
+        first, second = (process.ask([100, 200, 300], 3) for _ in range(2))
+    finally:
+        process.close()
+    assert first["ids"] == second["ids"] and len(first["ids"]) == 3
+    with torch.inference_mode():
+        expected = target(torch.tensor([[100, 200, 300]])).logits[0, -1].argmax()
+    assert first["ids"][0] == int(expected)
+    assert process.process.returncode == 0
+
+
+def test_main_writes_a_dated_file(fake_processes, monkeypatch, tmp_path, tokenizer):
+    """Guards against figures that are printed and lost."""
+    monkeypatch.setattr(peers, "CONTENDERS", [_contender("hf-fp32"), _contender("fast", ours=True)])
+    assert peers.main(tmp_path, profile="smollm2-135m") == 0
+    (path,) = tmp_path.glob("*_peers_*.json")
+    result = json.loads(path.read_text())
+    assert path.name.startswith(result["date"]) and result["settings"]["prompt_tokens"] == 256
+    assert result["machine"]["threads"] >= 1
