@@ -18,6 +18,7 @@ from llm_latency.batching import (
     Sampling,
     SchedulerOptions,
     State,
+    bench,
     generate_static,
     left_pad,
     mixed_asks,
@@ -384,3 +385,25 @@ def test_times_that_do_not_exist_are_errors(tiny_llama):
         print(engine._live[0].end_to_end_ms)
     with pytest.raises(ValueError, match="idle"):
         serve(engine, [])
+
+
+# --- benchmark ---
+
+
+def test_benchmark_compares_equal_work(smallest):
+    """Fault: the ways do different work, or tokens are counted that nobody asked for."""
+    asks = mixed_asks(5, vocab_size=97, seed=0, prompt_tokens=(2, 9), new_tokens=(1, 6))
+    result = bench.compare_batching(smallest, asks, batch=2, rounds=1)
+    assert result.tokens == sum(ask.max_new_tokens for ask in asks) and result.same == 5
+    expected = 1e3 * result.tokens / result.times.median_ms["static"]
+    assert result.tokens_per_second("static") == pytest.approx(expected)
+    assert "5 of 5" in result.report() and len(result.as_dict()["samples_ms"]) == 3
+    with pytest.raises(ValueError, match="at least one"):
+        bench.compare_batching(smallest, [])
+
+
+def test_pages_waste_little_where_one_stretch_wastes_much():
+    """Fault: a page size, or a way of counting, that throws the gain of paging away."""
+    waste = bench.count_waste()
+    assert waste["paged"].waste < 0.04 < 0.40 < waste["contiguous"].waste
+    assert waste["paged"].used == waste["contiguous"].used
