@@ -32,7 +32,9 @@ def draw_roofline(ax: Axes, peak: Peak, points: Sequence[RooflinePoint], *, colo
     low = min([point.intensity for point in points] + [peak.ridge]) / 4
     high = max([point.intensity for point in points] + [peak.ridge]) * 8
     intensities = np.array([low, peak.ridge, high])
-    ax.loglog(intensities, np.minimum(intensities * peak.bandwidth_bytes_per_s, peak.flops_per_s) / 1e9, color=colour)
+    roof = np.minimum(intensities * peak.bandwidth_bytes_per_s, peak.flops_per_s) / 1e9
+    ax.loglog(intensities, roof, color=colour, marker="")
+    ax.set_ylim(min([roof[0]] + [point.flops_per_s / 1e9 for point in points]) / 2, roof[-1] * 3)
     middle = (low * peak.ridge) ** 0.5
     ax.annotate(
         "memory bandwidth",
@@ -53,9 +55,9 @@ def draw_roofline(ax: Axes, peak: Peak, points: Sequence[RooflinePoint], *, colo
     for point in points:
         rate = point.flops_per_s / 1e9
         ax.plot(point.intensity, rate, point.marker, color=point.colour, markersize=9, markeredgecolor="0.2")
-        ax.annotate(
-            point.label, (point.intensity, rate), xytext=(8, -4), textcoords="offset points", va="top", fontsize=9
-        )
+        box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
+        place = {"xytext": (9, -4), "textcoords": "offset points", "va": "top"}
+        ax.annotate(point.label, (point.intensity, rate), **place, fontsize=10, bbox=box)
     ax.set_xlabel("arithmetic intensity, FLOP per byte moved (log axis: it spans a thousandfold)")
     ax.set_ylabel("GFLOP/s (log axis)")
     ax.set_title(f"Roofline of {peak.name}")
