@@ -76,9 +76,8 @@ class BatchingResult:
     def report(self) -> str:
         lines = [f"{self.requests} requests, {self.tokens} new tokens, {self.batch} places, {self.dtype}"]
         for method in (ONE, STATIC, CONTINUOUS):
-            lines.append(
-                f"{method:<14}{self.tokens_per_second(method):8.1f} tok/s  {self.times.speedup(method, ONE)} one at a time"
-            )
+            ratio = self.times.speedup(method, ONE)
+            lines.append(f"{method:<14}{self.tokens_per_second(method):8.1f} tok/s  {ratio} one at a time")
         lines.append(f"continuous over static: {self.times.speedup(CONTINUOUS, STATIC)}")
         lines.append(f"requests with the same tokens in all three: {self.same} of {self.requests}")
         return "\n".join(lines)
