@@ -86,6 +86,30 @@ def _compiled_half(profile: str | None) -> Stepper:
     return CompiledStepper(models.load_target(profile, dtype=precision.half_dtype(), attn_implementation="sdpa"))
 
 
+def _fast(weights: str) -> Callable[[str | None], Stepper]:
+    def build(profile: str | None) -> Stepper:
+        from llm_latency.engine import FastDecoder
+
+        # On a CPU from FP32 weights, which round once, and eager: compiling gains nothing there that prepacked weights
+        # have not gained already. On CUDA from the profile's own dtype, compiled and recorded as graphs.
+        on_gpu = torch.cuda.is_available()
+        model = models.load_target(profile, dtype=None if on_gpu else torch.float32)
+        return FastDecoder.from_model(model, weights, compile=on_gpu)
+
+    return build
+
+
+def _quantised_alone(weights: str) -> Callable[[str | None], Stepper]:
+    def build(profile: str | None) -> Stepper:
+        from llm_latency.quantization import quantize_
+
+        model = models.load_target(profile, dtype=torch.bfloat16)
+        quantize_(model, weights, skip=["lm_head"] if weights == "int4" else [], keep_bfloat16=True)
+        return TransformersStepper(model)
+
+    return build
+
+
 def _no_compiler() -> str | None:
     return doctor.compile_unavailable()
 
@@ -111,6 +135,12 @@ RUNGS: list[Rung] = [
         on_path=True,
         unavailable=_no_compiler,
     ),
+    Rung("int8-alone", "INT8 weights alone", "08", _quantised_alone("int8"), weights="int8", cache="bfloat16"),
+    Rung("int4-alone", "INT4 weights alone", "08", _quantised_alone("int4"), weights="int4", cache="bfloat16"),
+    Rung("fast-fp32", "fast decoder alone", "08", _fast("float32"), exact=True),
+    Rung("fast", "+ fast decoder", "08", _fast("bfloat16"), weights="bfloat16", cache="bfloat16", on_path=True),
+    Rung("int8", "fast decoder, INT8", "08", _fast("int8"), weights="int8", cache="bfloat16"),
+    Rung("int4", "+ INT4 weights", "08", _fast("int4"), weights="int4", cache="bfloat16", on_path=True),
 ]
 
 
