@@ -270,6 +270,28 @@ def test_models_with_windows_are_refused(tiny_llama):
     assert tiny_llama.config._attn_implementation == "sdpa"
 
 
+def test_a_pass_that_raises_leaves_nothing_behind(tiny_llama):
+    """Fault: after an interrupted step its tokens are stored twice, and half-written pages enter the prefix cache."""
+    engine = make_engine(tiny_llama, running=2)
+    inner = tiny_llama.model.layers[1].mlp
+    forward = inner.forward
+    prompt = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    for _ in range(3):
+        engine.submit(prompt, 4)
+
+    def broken(x):
+        raise KeyboardInterrupt
+
+    inner.forward = broken
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    assert [engine.done[i].state for i in (0, 1)] == [State.FAILED, State.FAILED]
+    inner.forward = forward
+    done = engine.run()
+    assert done[2].generated == alone(tiny_llama, prompt, 4) and done[2].cached_tokens == 0
+    assert engine.cache.manager.num_free == 64
+
+
 @pytest.mark.model
 def test_real_model_in_company_as_alone(target, tokenizer):
     """Fault: right for a toy, wrong at the real head count, page size and vocabulary."""

@@ -15,7 +15,7 @@ from llm_latency.sampling import probabilities, sample
 
 from .paged_attention import make_batch, paged_model
 from .request import Request, RequestRefused, Sampling, State
-from .scheduler import Piece, Scheduler, SchedulerOptions
+from .scheduler import Piece, Plan, Scheduler, SchedulerOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,19 +150,20 @@ class BatchingEngine:
 
     @torch.inference_mode()
     def step(self) -> list[NewToken]:
-        """One forward pass; the tokens that came out of it, at most one per request."""
+        """One forward pass; the tokens that came out of it, at most one per request.
+
+        A pass that raises, or is interrupted, ends the requests that were in it as failed; those that wait stay.
+        """
         plan = self.scheduler.schedule()
         if not plan.pieces:
             return []
-        batch = make_batch(self.cache, plan)
-        with paged_model(self.model):
-            logits = self.model(
-                input_ids=batch.token_ids,
-                position_ids=batch.positions,
-                use_cache=False,
-                logits_to_keep=batch.ends,
-                paged_batch=batch,
-            ).logits[0]  # [ends, vocab]
+        try:
+            logits = self._forward(plan)  # [ends, vocab]
+        except BaseException as error:
+            # Their slots are reserved, but nobody knows what lies in them: nothing of this step may be used again.
+            for piece in plan.pieces:
+                self._end(piece.request, State.FAILED, f"{type(error).__name__}: {error}")
+            raise
         ending = self._commit(plan.pieces)
         chosen = self._choose(logits.float(), ending)
         now = self.clock()
@@ -200,6 +201,18 @@ class BatchingEngine:
             if not 0 <= token < self.model.config.vocab_size:
                 raise ValueError(f"input_ids holds {token}; expected 0 to {self.model.config.vocab_size - 1}")
         return prompt
+
+    def _forward(self, plan: Plan) -> Tensor:
+        """Logits [ends, vocab] behind the last known token of each request that has got there."""
+        batch = make_batch(self.cache, plan)
+        with paged_model(self.model):
+            return self.model(
+                input_ids=batch.token_ids,
+                position_ids=batch.positions,
+                use_cache=False,
+                logits_to_keep=batch.ends,
+                paged_batch=batch,
+            ).logits[0]
 
     def _commit(self, pieces: Iterable[Piece]) -> list[Request]:
         """Notes what is stored now; returns the requests whose last known token was read, in order of their rows."""
