@@ -39,13 +39,13 @@ def profile_operators(fn: Callable[[], object], *, device: str | None = None) ->
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_gpu else [])
     profiler = profile(activities=activities)
     clock.synchronize()
-    with _silent_stderr():
+    with silent_stderr():
         profiler.start()
     try:
         fn()
         clock.synchronize()
     finally:
-        with _silent_stderr():
+        with silent_stderr():
             profiler.stop()
     field = "self_device_time_total" if on_gpu else "self_cpu_time_total"
     found = [OperatorTime(row.key, row.count, getattr(row, field) / 1000) for row in profiler.key_averages()]
@@ -53,7 +53,7 @@ def profile_operators(fn: Callable[[], object], *, device: str | None = None) ->
 
 
 @contextmanager
-def _silent_stderr() -> Iterator[None]:
+def silent_stderr() -> Iterator[None]:
     """Kineto, the profiler's core, writes a line with time and process id at start and stop, and no setting helps."""
     kept = os.dup(2)
     nowhere = os.open(os.devnull, os.O_WRONLY)
