@@ -147,6 +147,19 @@ def test_rollback_forgets(tiny_llama, ids):
             decoder.crop_to(bad)
 
 
+def test_int8_cache(tiny_llama, ids):
+    """Guards against scales of other tokens, codes left behind a rollback, and bytes that are not saved."""
+    exact, small = FastDecoder.from_model(tiny_llama), FastDecoder.from_model(tiny_llama, cache="int8")
+    assert small.cache_bytes == 3 * 2 * 2 * 512 * (8 + 2)  # layers, k and v, heads, slots, codes and a BF16 scale
+    expected, got = exact.score(ids), small.score(ids)
+    assert 0 < (got - expected).norm() / expected.norm() < 0.02
+    small.prefill(ids[:, :20])
+    small.step(ids[:, :5])
+    small.crop_to(20)
+    together = small.step(ids[:, 20:24])
+    assert (together - expected[:, 20:24]).norm() / together.norm() < 0.02
+
+
 def test_the_cache_is_full(tiny_llama, ids):
     """Guards against writes past the end, and a length that counts a refused step."""
     decoder = FastDecoder.from_model(tiny_llama, max_length=10)
@@ -176,6 +189,7 @@ def test_bad_calls(tiny_llama, ids):
         ({"weights": "int8", "head": "float64"}, "float64"),
         ({"weights": "float32", "head": "int8"}, "FP32 head"),
         ({"max_length": 0}, "max_length"),
+        ({"cache": "int4"}, "cache"),
         ({"max_length": 513}, "513"),
         ({"cuda_graphs": True}, "CUDA"),
         ({"weights": "int4"}, "divide"),  # a width of 48 in blocks of 32

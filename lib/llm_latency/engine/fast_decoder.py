@@ -15,6 +15,7 @@ from torch import Tensor
 
 from llm_latency.engine.attention import attend_grouped, causal_mask, rotary_tables, rotate
 from llm_latency.engine.graphs import GraphedStep
+from llm_latency.engine.static_cache import StaticInt8KV, StaticKV
 from llm_latency.engine.weights import Layer, WeightOptions, check_model, make_matrix, read_layers, read_norm
 
 SPAN_STEP = 128  # a compiled step attends over multiples of this many slots: few shapes, each compiled once
@@ -29,6 +30,7 @@ class DecoderOptions:
     weights: "float32", "bfloat16", "int8" or "int4". head: format of the output head; None means the same as weights,
     but INT8 beside INT4, since the head is the matrix that four bits hurt most.
     compile: torch.compile the step. max_length: slots of the KV cache, None for 2048 or the model's own limit if lower.
+    cache: "int8" for an INT8 KV cache, None for one in the dtype of the activations.
     group_size: of INT4 blocks. keep_bfloat16: BF16 copies of INT8 and INT4 weights for prefill.
     cuda_graphs: replay a decode step as one CUDA graph; None means yes on CUDA, True elsewhere raises ValueError.
     """
@@ -37,6 +39,7 @@ class DecoderOptions:
     head: str | None = None
     compile: bool = False
     max_length: int | None = None
+    cache: str | None = None
     group_size: int = 32
     keep_bfloat16: bool = True
     cuda_graphs: bool | None = None
@@ -44,6 +47,8 @@ class DecoderOptions:
     def __post_init__(self) -> None:
         if self.max_length is not None and self.max_length < 1:
             raise ValueError(f"max_length must be at least 1, got {self.max_length}")
+        if self.cache not in (None, "int8"):
+            raise ValueError(f"cache must be None or 'int8', got {self.cache!r}")
 
 
 class FastDecoder:
@@ -81,10 +86,9 @@ class FastDecoder:
             self.cos, self.sin = (table.to(self.dtype) for table in rotary_tables(model, self.max_positions))
         self.norm_eps = config.rms_norm_eps
         self.norm_floor = torch.tensor((config.hidden_size * config.rms_norm_eps) ** 0.5, device=self.device)
-        shape = (1, self.kv_heads, self.max_positions, self.head_dim)
-        # One tensor per layer: a single one for all is copied whole at every write once compiled.
-        self.keys = [torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in self.layers]
-        self.values = [torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in self.layers]
+        kind = StaticKV if options.cache is None else StaticInt8KV
+        size = (self.kv_heads, self.max_positions, self.head_dim)
+        self.caches = [kind(*size, self.dtype, self.device) for _ in self.layers]
         self.length = 0  # tokens stored
         self._fixed_shapes = options.compile or on_cuda
         self._run = torch.compile(self._forward, dynamic=False) if options.compile else self._forward
@@ -144,7 +148,7 @@ class FastDecoder:
     @property
     def cache_bytes(self) -> int:
         """Bytes of the KV cache as allocated."""
-        return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
+        return sum(cache.nbytes for cache in self.caches)
 
     # -- the model ------------------------------------------------------------------------------------------------
 
@@ -176,16 +180,14 @@ class FastDecoder:
         cos, sin = self.cos[positions], self.sin[positions]  # [k, 1, head_dim]
         mask = causal_mask(positions, span) if masked else None
         x = self.embedding[ids].float()  # [k, hidden]: the residual stream stays in FP32
-        for layer, keys, values in zip(self.layers, self.keys, self.values, strict=True):
+        for layer, cache in zip(self.layers, self.caches, strict=True):
             qkv = layer.qkv.product(self._normalise(x, layer.attention_norm))  # [k, q_dim + 2 * kv_dim]
             qk = rotate(qkv[:, : q_dim + kv_dim].view(tokens, -1, self.head_dim), cos, sin)  # [k, heads, head_dim]
             v = qkv[:, q_dim + kv_dim :].view(tokens, self.kv_heads, self.head_dim)
             qk = qk.transpose(0, 1)[None]  # [1, heads + kv_heads, k, head_dim]
-            keys.index_copy_(2, positions, qk[:, self.heads :])
-            values.index_copy_(2, positions, v.transpose(0, 1)[None])
-            y = attend_grouped(
-                qk[:, : self.heads], keys[:, :, :span], values[:, :, :span], mask, causal=tokens > 1 and not masked
-            )  # [1, heads, k, head_dim]
+            cache.store(qk[:, self.heads :], v.transpose(0, 1)[None], positions)
+            # y [1, heads, k, head_dim]
+            y = attend_grouped(qk[:, : self.heads], *cache.read(span), mask, causal=tokens > 1 and not masked)
             x = x + layer.output.product(y[0].transpose(0, 1).reshape(tokens, q_dim))
             gate, up = layer.gate_up.product(self._normalise(x, layer.ffn_norm)).chunk(2, dim=-1)
             x = x + layer.down.product(F.silu(gate) * up)
