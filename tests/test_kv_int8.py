@@ -357,6 +357,10 @@ def test_crops_that_do_not_fit_are_refused():
     assert cache.get_seq_length(0) == 55
     with pytest.raises(ValueError, match="holds 0"):
         Int8KVCache(config()).crop(-1)
+    first_only = Int8KVCache(config(layers=2), residual_length=4)
+    first_only.update(*tokens(50), 0)
+    first_only.crop(-7)  # the second layer was never written to
+    assert first_only.get_seq_length(0) == 43 and first_only.get_seq_length(1) == 0
 
 
 def test_options_and_configurations_that_do_not_fit_are_refused():

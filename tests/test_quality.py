@@ -15,6 +15,7 @@ from transformers.cache_utils import DynamicLayer
 from llm_latency.generation import TransformersStepper
 from llm_latency.kv_cache import Int8KVCache
 from llm_latency.quality import drift, perplexity, reading_text, windowed_perplexity
+from llm_latency.quality.cache_peers import held_bytes, operations_that_work, quantised_caches
 from llm_latency.quality.perplexity import outputs_in_chunks
 
 
@@ -192,3 +193,54 @@ def test_the_shipped_text_is_long_enough(tokenizer):
     text = reading_text()
     assert len(tokenizer(text)["input_ids"]) >= 4300
     assert text.isascii() and "\t" not in text
+
+
+def test_which_operations_a_cache_survives(tiny_llama):
+    """Guards against a table that takes "raised no error" for "worked": a crop without effect is no crop."""
+    caches, missing = quantised_caches(tiny_llama.config)
+    assert all(operations_that_work(caches["ours, 8 bits"], tiny_llama.config).values())
+    assert all(operations_that_work(caches["BF16"], tiny_llama.config).values())
+
+    class Lame(FirstUpdateExact):
+        def crop(self, tokens_to_remove):
+            pass
+
+    def lame():
+        cache = DynamicCache(config=tiny_llama.config)
+        cache.layers = [Lame() for _ in cache.layers]
+        return cache
+
+    assert operations_that_work(lame, tiny_llama.config)["crop"] is False
+    for name in ("transformers, FP8", "quanto, 4 bits", "HQQ, 8 bits"):
+        assert (name in caches) != (name in missing)
+
+
+def test_held_bytes(tiny_llama):
+    """Guards against counting a view's own bytes instead of the memory it keeps alive, and shared memory twice."""
+    cache = DynamicCache(config=tiny_llama.config)
+    keys = torch.zeros(1, 2, 100, 8)
+    cache.update(keys, keys, 0)
+    assert held_bytes(cache) == 2 * keys.nbytes
+    cache.crop(-90)
+    assert held_bytes(cache) == 2 * keys.nbytes  # a crop by slicing frees nothing
+    ours = Int8KVCache(tiny_llama.config)
+    ours.update(keys, keys, 0)
+    assert held_bytes(ours) == ours.nbytes
+
+
+def test_the_bench_measures_the_same_work(tiny_llama):
+    """Guards against a benchmark whose two sides differ in tokens, heads or shape; and reads its byte target."""
+    from transformers import LlamaConfig
+
+    from llm_latency.quality import cache_bench
+
+    shape = dict(num_attention_heads=9, num_key_value_heads=3, head_dim=64, hidden_size=576, num_hidden_layers=1)
+    assert cache_bench.bytes_ratio(LlamaConfig(**shape)) <= 0.53
+    comparison = cache_bench.reading_times(tiny_llama.config, 100, batch=2, rounds=1)
+    assert list(comparison.median_ms) == [
+        "BF16 cache", "INT8 cache", "INT8, copied to BF16 first", "BF16, attention alone", "INT8, attention alone"
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="attention is 'sdpa'"):
+        cache_bench.step_times(tiny_llama, 50, rounds=1)
+    tiny_llama.set_attn_implementation("int8_kv")
+    assert list(cache_bench.step_times(tiny_llama, 50, rounds=1).median_ms) == ["BF16 cache", "INT8 cache"]

@@ -86,6 +86,13 @@ def _compiled_half(profile: str | None) -> Stepper:
     return CompiledStepper(models.load_target(profile, dtype=precision.half_dtype(), attn_implementation="sdpa"))
 
 
+def _int8_cache(profile: str | None) -> Stepper:
+    from llm_latency.kv_cache import Int8KVCache
+
+    model = models.load_target(profile, dtype=precision.half_dtype(), attn_implementation="int8_kv")
+    return TransformersStepper(model, lambda: Int8KVCache(model.config))
+
+
 def _fast(weights: str) -> Callable[[str | None], Stepper]:
     def build(profile: str | None) -> Stepper:
         from llm_latency.engine import FastDecoder
@@ -135,6 +142,7 @@ RUNGS: list[Rung] = [
         on_path=True,
         unavailable=_no_compiler,
     ),
+    Rung("int8-cache", "INT8 KV cache alone", "07", _int8_cache, weights=_HALF, cache="int8"),
     Rung("int8-alone", "INT8 weights alone", "08", _quantised_alone("int8"), weights="int8", cache="bfloat16"),
     Rung("int4-alone", "INT4 weights alone", "08", _quantised_alone("int4"), weights="int4", cache="bfloat16"),
     Rung("fast-fp32", "fast decoder alone", "08", _fast("float32"), exact=True),

@@ -203,9 +203,11 @@ class Int8KVCache(Cache):
         Raises ValueError for a positive number (once "keep so many", now refused by transformers too) and for more
         tokens than are stored, before anything is changed.
         """
-        for layer in self.layers:
-            tokens_to_crop(tokens_to_remove, layer.get_seq_length())
-        super().crop(tokens_to_remove)
+        # A layer that nothing was ever written to has nothing to remove; transformers' layers take it so, too.
+        written = [layer for layer in self.layers if layer.is_initialized]
+        tokens_to_crop(tokens_to_remove, min((layer.get_seq_length() for layer in written), default=0))
+        for layer in written:
+            layer.crop(tokens_to_remove)
 
     @property
     def nbytes(self) -> int:
