@@ -1,0 +1,171 @@
+"""The attention backends on a GPU: compiled kernels instead of interpreted ones. `llm-latency gpu-check` runs this."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from attention_oracle import assert_as_good_as_peer, tensors
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from llm_latency.attention import FlashAttention, attend, attention_reference, backends, choose
+from llm_latency.attention.dispatch import cannot
+from llm_latency.memory import peak_extra_bytes
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+HALF = [torch.float16, torch.bfloat16]
+
+
+def cuda(*shapes, **sizes):
+    """`tensors` on the GPU, strides kept."""
+    return tuple(x.cuda() for x in tensors(*shapes, **sizes))
+
+
+def kernel_runs(backend: str, q, mask=None) -> None:
+    problem = cannot(backend, q, mask=mask)
+    if problem:
+        pytest.skip(f"{backend}: {problem}")
+
+
+def test_this_gpu_has_every_backend_or_a_reason():
+    """Guards against a capability guessed from a name instead of asked of the device."""
+    q, k, v = cuda(dtype=torch.float16, head_dim=64)
+    for backend, problem in backends().items():
+        assert problem or attend(q, k, v, backend=backend).is_cuda
+    assert choose(q, k, v).backend in ("sdpa", "flash_attn")
+
+
+@pytest.mark.parametrize("backend", ["triton", "sdpa", "flash_attn"])
+@pytest.mark.parametrize("dtype", [torch.float32, *HALF])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128])
+@pytest.mark.parametrize("seq_q, seq_k", [(1000, 1000), (37, 1037), (129, 65), (1, 4097), (5, 3000)])
+def test_prefill_and_decode_as_good_as_the_peer(backend, dtype, head_dim, seq_q, seq_k):
+    """Guards against anything that the interpreter cannot show: races, pipelining, tensor-core rounding."""
+    q, k, v = cuda(seq_q=seq_q, seq_k=seq_k, heads=8, kv_heads=2, head_dim=head_dim, dtype=dtype, batch=2)
+    kernel_runs(backend, q)
+    for causal in (False, True):
+        assert_as_good_as_peer(attend(q, k, v, backend=backend, causal=causal), q, k, v, causal=causal)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_random_requests(data):
+    """Guards against a shape, mask or layout at which the compiled kernels differ from the interpreted ones."""
+    draw = data.draw
+    kv_heads = draw(st.integers(1, 3))
+    seq_q, seq_k = draw(st.integers(0, 300)), draw(st.integers(0, 400))
+    q, k, v = cuda(
+        batch=draw(st.integers(1, 3)),
+        seq_q=seq_q,
+        seq_k=seq_k,
+        heads=kv_heads * draw(st.integers(1, 4)),
+        kv_heads=kv_heads,
+        head_dim=draw(st.sampled_from([8, 40, 64, 72, 128])),
+        dtype=draw(st.sampled_from([torch.float32, *HALF])),
+        layout=draw(st.sampled_from(["plain", "heads first", "every second", "slice", "expanded"])),
+        seed=draw(st.integers(0, 10_000)),
+    )
+    mask = None
+    if draw(st.booleans()):
+        full = (q.shape[0], q.shape[2], seq_q, seq_k)
+        mask = torch.rand([n if draw(st.booleans()) else 1 for n in full], device="cuda") < 0.7
+    arguments = dict(causal=draw(st.booleans()), mask=mask)
+    for backend in ("triton", "flash", "sdpa", "auto"):
+        if backend == "auto" or cannot(backend, q, mask=mask) is None:
+            assert_as_good_as_peer(attend(q, k, v, backend=backend, **arguments), q, k, v, **arguments)
+
+
+@pytest.mark.parametrize("backend", ["flash", "triton", "sdpa"])
+def test_rows_that_see_nothing_and_poison_in_masked_slots(backend):
+    """Guards against NaN from an empty softmax, and from 0 * NaN in a tensor core."""
+    q, k, v = cuda(seq_q=200, seq_k=200, heads=4, kv_heads=2, head_dim=64, dtype=torch.float16)
+    kernel_runs(backend, q)
+    mask = torch.rand(200, 200, device="cuda") < 0.5
+    mask[3] = False
+    mask[:, [5, 150]] = False
+    clean = attend(q, k, v, backend=backend, mask=mask)
+    assert not clean[:, 3].any()
+    for poison in (math.nan, math.inf, -math.inf):
+        k[:, [5, 150]], v[:, [5, 150]] = poison, poison
+        assert torch.equal(attend(q, k, v, backend=backend, mask=mask), clean)
+        assert torch.equal(attend(q[:, :1], k, v, backend=backend, mask=mask[:1]).isfinite(), clean[:, :1].isfinite())
+    causal = attend(q, k, v, backend=backend, causal=True)
+    assert causal[:, :5].isfinite().all()
+    assert torch.equal(causal.isnan(), attention_reference(q, k, v, causal=True).isnan())
+
+
+@pytest.mark.parametrize("backend", ["flash", "triton", "sdpa", "flash_attn"])
+@pytest.mark.parametrize("seq_q", [1, 100])
+def test_large_bf16_values_come_back_exactly(backend, seq_q):
+    """Guards against the compiler fusing a subtraction into the scaling, which it may do on a GPU only."""
+    full = torch.full((1, 100, 2, 64), 133120.0, dtype=torch.bfloat16, device="cuda")
+    kernel_runs(backend, full)
+    assert torch.equal(attend(full[:, :seq_q], full, full, backend=backend, causal=True), full[:, :seq_q])
+
+
+def test_fp16_scores_beyond_65504_stay_finite():
+    """Guards against scores kept in FP16."""
+    q, k, v = cuda(head_dim=64, seq_q=50, seq_k=80, dtype=torch.float16)
+    q, k = q.sign() * 60, k.sign() * 60
+    truth = attention_reference(q.double(), k.double(), v.double(), scale=1.0)
+    for backend in ("flash", "triton"):
+        assert torch.allclose(attend(q, k, v, backend=backend, scale=1.0).double(), truth, atol=4e-3)
+
+
+@pytest.mark.parametrize("splits", [1, 7, 64, None])
+def test_a_long_cache_split_in_any_number(splits):
+    """Guards against splits that lose or repeat keys at 32k."""
+    from llm_latency.attention.triton_decode import decode
+
+    q, k, v = cuda(seq_q=1, seq_k=32_768 + 5, heads=32, kv_heads=8, head_dim=128, dtype=torch.bfloat16)
+    kernel_runs("triton", q)
+    assert_as_good_as_peer(decode(q, k, v, True, None, 128**-0.5, splits=splits), q, k, v, causal=True)
+
+
+def test_memory_grows_by_the_line():
+    """Guards against a matrix of scores: 16k tokens would take 8 GB of it in FP32 per 8 heads."""
+    q, k, v = cuda(seq_q=16_384, seq_k=16_384, heads=8, kv_heads=8, head_dim=64, dtype=torch.bfloat16)
+    kernel_runs("triton", q)
+    for backend in ("triton", "flash"):
+        extra = peak_extra_bytes(lambda b=backend: attend(q, k, v, backend=b, causal=True), device="cuda")
+        assert extra < 8 * q.nbytes, f"{backend}: {extra} bytes"
+
+
+def test_wrong_device_is_named():
+    """Guards against an illegal memory access where CPU tensors meet a compiled kernel."""
+    q, k, v = tensors()
+    with pytest.raises(ValueError, match="devices differ"):
+        attend(q.cuda(), k, v)
+    if cannot("triton", q):
+        with pytest.raises(ValueError, match="TRITON_INTERPRET"):
+            attend(q, k, v, backend="triton")
+
+
+@pytest.mark.parametrize("implementation", ["llm_latency_flash", "llm_latency_triton"])
+@pytest.mark.parametrize("options", [{}, dict(cache_implementation="static", disable_compile=True)], ids=str)
+def test_greedy_ids_equal_eager(tiny_llama, implementation, options):
+    """Guards against kernels that are right alone and wrong behind a model's layouts, masks and caches."""
+    kernel_runs("triton", torch.zeros(1, 1, 1, 16, device="cuda"))
+    model = tiny_llama.cuda()
+    ids = torch.randint(3, 97, (2, 40), generator=torch.Generator().manual_seed(1)).cuda()
+    attention_mask = torch.ones_like(ids)
+    ids[0, :9], attention_mask[0, :9] = 2, 0
+    found = {}
+    for name in ("eager", implementation):
+        model.set_attn_implementation(name)
+        found[name] = model.generate(
+            ids, attention_mask=attention_mask, max_new_tokens=20, do_sample=False, eos_token_id=None, **options
+        )
+    assert torch.equal(found["eager"], found[implementation])
+
+
+def test_the_module_in_any_block_size():
+    """Guards against block sizes that only work on the CPU."""
+    q, k, v = cuda(seq_q=77, seq_k=130, head_dim=72, dtype=torch.bfloat16)
+    for block in (1, 33, 512):
+        assert_as_good_as_peer(FlashAttention(block, block)(q, k, v, causal=True), q, k, v, causal=True)
