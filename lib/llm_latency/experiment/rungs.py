@@ -117,6 +117,14 @@ def _quantised_alone(weights: str) -> Callable[[str | None], Stepper]:
     return build
 
 
+def _flash(profile: str | None) -> Stepper:
+    import llm_latency.attention  # noqa: F401  (registers the implementation)
+
+    return TransformersStepper(
+        models.load_target(profile, dtype=torch.float32, attn_implementation="llm_latency_flash")
+    )
+
+
 def _no_compiler() -> str | None:
     return doctor.compile_unavailable()
 
@@ -142,6 +150,7 @@ RUNGS: list[Rung] = [
         on_path=True,
         unavailable=_no_compiler,
     ),
+    Rung("flash-alone", "our FlashAttention alone", "06", _flash, exact=True),
     Rung("int8-cache", "INT8 KV cache alone", "07", _int8_cache, weights=_HALF, cache="int8"),
     Rung("int8-alone", "INT8 weights alone", "08", _quantised_alone("int8"), weights="int8", cache="bfloat16"),
     Rung("int4-alone", "INT4 weights alone", "08", _quantised_alone("int4"), weights="int4", cache="bfloat16"),
