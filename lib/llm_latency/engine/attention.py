@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def rotary_tables(model, positions: int) -> tuple[Tensor, Tensor]:
-    """cos and signed sin [positions, 1, head_dim] FP32 from the model's own rotary embedding.
+    """cos and signed sin [positions, head_dim] FP32 from the model's own rotary embedding.
 
     The sine's first half carries the minus of the rotation, so that rotating is x * cos + roll(x) * sin.
     """
@@ -16,13 +16,13 @@ def rotary_tables(model, positions: int) -> tuple[Tensor, Tensor]:
     ids = torch.arange(positions, device=device)[None]
     with torch.inference_mode(False), torch.no_grad():
         cos, sin = model.model.rotary_emb(torch.zeros(1, device=device), ids)  # each [1, positions, head_dim]
-    cos, sin = cos[0, :, None].float(), sin[0, :, None].float()
+    cos, sin = cos[0].float(), sin[0].float()
     half = sin.shape[-1] // 2
     return cos, torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """RoPE on x [k, heads, head_dim] with the tables' rows [k, 1, head_dim].
+    """RoPE on x [1, heads, k, head_dim] with the tables' rows [k, head_dim].
 
     In FP32 with the roundings of transformers, so that the results are equal to the bit; else with one rounding less.
     """
@@ -48,7 +48,7 @@ def attend_grouped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal:
     if group == 1 or causal or q.device.type == "cpu":
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=group > 1)
     _, heads, tokens, dim = q.shape
-    rows = q.view(1, k.shape[1], group * tokens, dim)  # the heads of a group are neighbours
+    rows = q.reshape(1, k.shape[1], group * tokens, dim)  # the heads of a group are neighbours
     if mask is not None:
         mask = mask.repeat(1, 1, group, 1)
-    return F.scaled_dot_product_attention(rows, k, v, attn_mask=mask).view(1, heads, tokens, dim)
+    return F.scaled_dot_product_attention(rows, k, v, attn_mask=mask).reshape(1, heads, tokens, dim)

@@ -176,19 +176,17 @@ class FastDecoder:
         Without a mask, k tokens are either one, which sees the whole span, or a prompt that begins at slot 0.
         """
         tokens = ids.shape[0]
-        q_dim, kv_dim = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        cos, sin = self.cos[positions], self.sin[positions]  # [k, 1, head_dim]
+        cos, sin = self.cos[positions], self.sin[positions]  # [k, head_dim]
         mask = causal_mask(positions, span) if masked else None
         x = self.embedding[ids].float()  # [k, hidden]: the residual stream stays in FP32
         for layer, cache in zip(self.layers, self.caches, strict=True):
             qkv = layer.qkv.product(self._normalise(x, layer.attention_norm))  # [k, q_dim + 2 * kv_dim]
-            qk = rotate(qkv[:, : q_dim + kv_dim].view(tokens, -1, self.head_dim), cos, sin)  # [k, heads, head_dim]
-            v = qkv[:, q_dim + kv_dim :].view(tokens, self.kv_heads, self.head_dim)
-            qk = qk.transpose(0, 1)[None]  # [1, heads + kv_heads, k, head_dim]
-            cache.store(qk[:, self.heads :], v.transpose(0, 1)[None], positions)
-            # y [1, heads, k, head_dim]
-            y = attend_grouped(qk[:, : self.heads], *cache.read(span), mask, causal=tokens > 1 and not masked)
-            x = x + layer.output.product(y[0].transpose(0, 1).reshape(tokens, q_dim))
+            qkv = qkv.view(1, tokens, -1, self.head_dim).transpose(1, 2)  # [1, heads + 2 * kv_heads, k, head_dim]
+            qk, v = qkv.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
+            q, k = rotate(qk, cos, sin).split((self.heads, self.kv_heads), dim=1)
+            cache.store(k, v, positions)
+            y = attend_grouped(q, *cache.read(span), mask, causal=tokens > 1 and not masked)  # [1, heads, k, head_dim]
+            x = x + layer.output.product(y.transpose(1, 2).reshape(tokens, -1))
             gate, up = layer.gate_up.product(self._normalise(x, layer.ffn_norm)).chunk(2, dim=-1)
             x = x + layer.down.product(F.silu(gate) * up)
         if last_only:

@@ -28,7 +28,7 @@ class StaticKV:
 
     def read(self, span: int) -> tuple[Tensor, Tensor]:
         """Keys and values of the first `span` slots [1, kv_heads, span, head_dim]; a view, not a copy."""
-        return self.keys[:, :, :span], self.values[:, :, :span]
+        return self.keys.narrow(2, 0, span), self.values.narrow(2, 0, span)
 
 
 class StaticInt8KV:
