@@ -148,3 +148,19 @@ def test_main_writes_a_dated_file(fake_processes, monkeypatch, tmp_path, tokeniz
     result = json.loads(path.read_text())
     assert path.name.startswith(result["date"]) and result["settings"]["prompt_tokens"] == 256
     assert result["machine"]["threads"] >= 1
+
+
+def test_targets_measure_what_they_say(tiny_llama):
+    """Guards against a share above what the bytes allow, and a step at another position than the one named."""
+    from llm_latency.peers import targets
+
+    tiny_llama.config.max_position_embeddings = 513  # FAR and one step more
+    decoder = FastDecoder.from_model(tiny_llama, "bfloat16")
+    seen = []
+    step = decoder.step
+    decoder.step = lambda ids: (seen.append(decoder.length), step(ids))[1]
+    targets.growth(decoder, rounds=2)
+    assert set(seen) == {targets.NEAR, targets.FAR}
+    share, turns = targets.gemv_share(decoder, rounds=2)
+    assert share == pytest.approx(decoder.step_bytes / (2 * targets.SIDE**2) * turns.ratio("plain", "step").median)
+    assert decoder.length == targets.NEAR
