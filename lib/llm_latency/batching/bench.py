@@ -139,7 +139,7 @@ def main() -> None:
     args = parser.parse_args()
     model = models.load_target(dtype=hardware.DTYPES[args.dtype])
     asks = mixed_asks(
-        args.requests, vocab_size=model.config.vocab_size, seed=1, prompt_tokens=(16, 128), new_tokens=(4, 64)
+        args.requests, vocab_size=model.config.vocab_size, seed=1, prompt_tokens=(16, 128), new_tokens=(2, 64)
     )
     result = compare_batching(model, asks, batch=args.batch, rounds=args.rounds)
     waste = count_waste()
