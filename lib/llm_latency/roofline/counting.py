@@ -7,29 +7,35 @@ from collections.abc import Callable
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+from torch.utils.flop_counter import FlopCounterMode
 
 from llm_latency import hardware
 from llm_latency.roofline.shapes import shape_of
 
-
-def _cpu_sdpa_flop(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: object, **kwargs: object) -> int:
-    return sdpa_flop_count(query.shape, key.shape, value.shape)
+SDPA_KERNELS = ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
 
 
-_cpu_sdpa_flop._get_raw = True  # the counter's own marker: pass tensors, not shapes
+def _sdpa_flop(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: object, **kwargs: object) -> int:
+    # query [batch, heads, seq_q, head_dim]; key, value [batch, kv_heads, seq_k, head_dim]: two products per query head
+    return 2 * query.shape[:3].numel() * key.shape[2] * (query.shape[3] + value.shape[3])
+
+
+_sdpa_flop._get_raw = True  # the counter's own marker: pass tensors, not shapes
 
 
 def count_flops(fn: Callable[[], object]) -> int:
     """FLOPs of `fn()` by `torch.utils.flop_counter`.
 
-    PyTorch's counter knows SDPA's kernels on CUDA and not the one on the CPU, which it counts as nothing; here the same
-    formula counts it.
+    Two corrections. PyTorch counts SDPA's kernel on the CPU as nothing, and some releases refuse grouped heads in the
+    others: its formula, over query heads, is used for all. And some releases of transformers make the rotary angles by
+    a product with an inner size of 1, others by a multiplication: they are no matrix work, and left out.
     """
-    on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    with torch.no_grad(), FlopCounterMode(display=False, custom_mapping={on_cpu: _cpu_sdpa_flop}) as counter:
+    kernels = {getattr(torch.ops.aten, f"_scaled_dot_product_{name}"): _sdpa_flop for name in SDPA_KERNELS}
+    with torch.no_grad(), FlopCounterMode(display=False, custom_mapping=kernels) as counter:
         fn()
-    return counter.get_total_flops()
+    by_module = counter.get_flop_counts()
+    rotary = sum(sum(flops.values()) for name, flops in by_module.items() if name.endswith(".rotary_emb"))
+    return counter.get_total_flops() - rotary
 
 
 class _OperatorCounter(TorchDispatchMode):
