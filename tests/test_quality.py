@@ -15,7 +15,7 @@ from transformers.cache_utils import DynamicLayer
 from llm_latency.generation import TransformersStepper
 from llm_latency.kv_cache import Int8KVCache
 from llm_latency.quality import drift, perplexity, reading_text, windowed_perplexity
-from llm_latency.quality.cache_peers import held_bytes, operations_that_work, quantised_caches
+from llm_latency.quality.cache_peers import held_bytes, late_token_error, operations_that_work, quantised_caches
 from llm_latency.quality.perplexity import outputs_in_chunks
 
 
@@ -200,6 +200,9 @@ def test_which_operations_a_cache_survives(tiny_llama):
     caches, missing = quantised_caches(tiny_llama.config)
     assert all(operations_that_work(caches["ours, 8 bits"], tiny_llama.config).values())
     assert all(operations_that_work(caches["BF16"], tiny_llama.config).values())
+
+    assert late_token_error(caches["BF16"], tiny_llama.config) == 0.0
+    assert late_token_error(caches["ours, 8 bits"], tiny_llama.config) < 0.01
 
     class Lame(FirstUpdateExact):
         def crop(self, tokens_to_remove):

@@ -65,7 +65,7 @@ def reading_times(
     int8 = [_filled(config, keys, values) for _ in range(3)]
 
     def grown() -> Tensor:
-        return _sdpa(query, *dynamic.update(*token, 0))
+        return sdpa(query, *dynamic.update(*token, 0))
 
     def blocked() -> Tensor:
         int8[0].store(*token)
@@ -73,13 +73,13 @@ def reading_times(
 
     def copied() -> Tensor:
         int8[1].store(*token)
-        return _sdpa(query, *int8[1].dequantize())
+        return sdpa(query, *int8[1].dequantize())
 
     functions: dict[str, Callable[[], Tensor]] = {
         BF16: grown,
         INT8: blocked,
         COPY: copied,
-        SDPA: lambda: _sdpa(query, keys, values),
+        SDPA: lambda: sdpa(query, keys, values),
         READ: lambda: attend_int8(query, int8[2].view()),
     }
     with torch.inference_mode():
@@ -115,8 +115,8 @@ def step_times(model: PreTrainedModel, tokens: int, *, rounds: int = 10) -> Comp
         return compare(functions, rounds=rounds, warmup=1, device=model.device)
 
 
-def _sdpa(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    # As transformers does for one query: the heads that share a KV head become its rows, and nothing is repeated.
+def sdpa(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """SDPA of one query, as transformers calls it: the heads that share a KV head are rows, and nothing is repeated."""
     batch, heads, _, head_dim = query.shape
     rows = query.view(batch, keys.shape[1], heads // keys.shape[1], head_dim)
     return F.scaled_dot_product_attention(rows, keys, values)

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache, QuantizedCache
 
-from llm_latency.kv_cache import Int8KVCache
+from llm_latency.kv_cache import Int8KVCache, attend_int8
 from llm_latency.kv_cache.view import QuantizedKV
+from llm_latency.quality.cache_bench import random_kv, sdpa
+from llm_latency.timing import Comparison, compare
 
 MakeCache = Callable[[], Cache]
 
@@ -49,6 +51,45 @@ def _found(module: str) -> bool:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:  # the package around it is missing
         return False
+
+
+def layer_bytes_ratio(make_cache: MakeCache, config, tokens: int = 4096) -> float:
+    """Bytes that one layer of a cache holds after a prompt of `tokens` BF16 tokens, over those of the prompt itself."""
+    keys, values = random_kv(config, tokens)
+    cache = make_cache()
+    cache.update(keys, values, 0)
+    del cache.layers[1:]
+    return held_bytes(cache) / (keys.nbytes + values.nbytes)
+
+
+def late_token_error(make_cache: MakeCache, config) -> float:
+    """Relative error of a token ten times larger than all before, read after 200 more have come: 0 is exact."""
+    keys, values = (x.float() for x in random_kv(config, 200))
+    large = 10 * keys[:, :, :1], 10 * values[:, :, :1]
+    cache = make_cache()
+    for more in ((keys, values), large, (keys, values)):
+        read, _ = cache.update(*more, 0)
+    read = read.dequantize()[0] if isinstance(read, QuantizedKV) else read
+    return float((read[:, :, 200] - large[0][:, :, 0]).norm() / large[0].norm())
+
+
+def peer_times(caches: dict[str, MakeCache], config, tokens: int = 4096, *, rounds: int = 10) -> Comparison:
+    """One layer's part of a decode step through each cache on the CPU: take in a token, attend to all."""
+    keys, values = random_kv(config, tokens)
+    token = keys[:, :, :1].clone()
+    query = torch.randn(1, config.num_attention_heads, 1, keys.shape[-1]).bfloat16()
+
+    def stepping(cache: Cache) -> Callable[[], Tensor]:
+        cache.update(keys, values, 0)
+
+        def step() -> Tensor:
+            read, read_values = cache.update(token, token, 0)
+            return attend_int8(query, read) if isinstance(read, QuantizedKV) else sdpa(query, read, read_values)
+
+        return step
+
+    with torch.inference_mode():
+        return compare({name: stepping(make()) for name, make in caches.items()}, rounds=rounds, device="cpu")
 
 
 def held_bytes(cache: Cache) -> int:
