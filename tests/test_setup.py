@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -52,16 +53,25 @@ def test_ci_calls_the_readmes_command():
     assert commands[-1] == "make test"
 
 
-def tracked_text_files() -> list[Path]:
-    skip = {".git", ".venv", "__pycache__", ".ipynb_checkpoints", ".hypothesis", ".pytest_cache", ".ruff_cache", "run"}
-    return [
-        path
-        for path in ROOT.rglob("*")
-        if path.is_file()
-        and not skip & set(path.relative_to(ROOT).parts)
-        and path.suffix in {".py", ".md", ".toml", ".yml", ".cfg", ".ipynb", ".json", ".lock", ".j2", ".txt", ""}
-        and not any(part.endswith(".egg-info") for part in path.parts)
-    ]
+SKIPPED_FOLDERS = {
+    ".git",
+    ".venv",
+    "__pycache__",
+    ".ipynb_checkpoints",
+    ".hypothesis",
+    ".pytest_cache",
+    ".ruff_cache",
+    "run",
+}
+TEXT = {".py", ".md", ".toml", ".yml", ".cfg", ".ipynb", ".json", ".lock", ".j2", ".txt", ""}
+
+
+def text_files() -> list[Path]:
+    found = []
+    for folder, below, names in os.walk(ROOT):
+        below[:] = [name for name in below if name not in SKIPPED_FOLDERS and not name.endswith(".egg-info")]
+        found += [Path(folder) / name for name in names if Path(name).suffix in TEXT]
+    return found
 
 
 def test_no_absolute_path_and_no_name_of_a_package_host():
@@ -69,7 +79,7 @@ def test_no_absolute_path_and_no_name_of_a_package_host():
     needles = re.compile("/" + r"(root|home|work|Users)/\w|" + "py" + r"pi\.org|" + "pythonhost" + r"ed\.org")
     offences = [
         f"{path.relative_to(ROOT)}: {match[0]}"
-        for path in tracked_text_files()
+        for path in text_files()
         if path.name != "LICENSE" and (match := needles.search(path.read_text(encoding="utf-8", errors="ignore")))
     ]
     assert offences == []

@@ -12,21 +12,39 @@ from __future__ import annotations
 
 import argparse
 import base64
+import contextlib
 import os
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
 ROOT = Path(__file__).resolve().parents[1]
 METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
 }
+
+
+@contextlib.contextmanager
+def taking_turns() -> Iterator[None]:
+    """Wait until no other execution runs on this machine: two at once would spoil each other's timings."""
+    if fcntl is None:
+        yield
+        return
+    with (Path(tempfile.gettempdir()) / "llm_latency_notebooks.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def clean(notebook: nbformat.NotebookNode) -> None:
@@ -67,7 +85,7 @@ def main() -> int:
     parser.add_argument("--figures", type=Path, help="folder for the figures as PNG files")
     args = parser.parse_args()
     failed = 0
-    with tempfile.TemporaryDirectory() as scratch:
+    with taking_turns(), tempfile.TemporaryDirectory() as scratch:
         os.environ["LLM_LATENCY_SCORECARD"] = str(Path(scratch) / "scorecard.json")
         for path in args.notebooks or sorted(ROOT.glob("notebooks/*.ipynb")):
             try:
