@@ -2,10 +2,10 @@
 
     python tools/execute_notebooks.py                      # all of them
     python tools/execute_notebooks.py notebooks/03*.ipynb  # some
-    python tools/execute_notebooks.py --figures out/ ...   # also write the figures as PNG files
+    python tools/execute_notebooks.py --figures out/       # also write the figures as PNG files
 
-Each runs from a fresh kernel in its own folder. Metadata is reduced to what does not change from run to run. The reader's
-scorecard is left alone.
+Each runs from a fresh kernel in its own folder. Metadata is reduced to what does not change from run to run. The
+reader's scorecard is left alone.
 """
 
 from __future__ import annotations
