@@ -97,16 +97,19 @@ def _hf(dtype: torch.dtype) -> Callable[[str | None], Answerer]:
     return lambda profile: _transformers(models.load_target(profile, dtype=dtype))
 
 
-def _hf_compiled(profile: str | None) -> Answerer:
+def _compiled(model) -> Answerer:
     from transformers import CompileConfig
 
     config = CompileConfig()
     config._compile_all_devices = True  # transformers compiles on GPUs alone unless told
-    model = models.load_target(profile, dtype=torch.bfloat16)
     return _transformers(model, cache_implementation="static", compile_config=config)
 
 
-def _torchao(bits: int) -> Callable[[str | None], Answerer]:
+def _hf_compiled(profile: str | None) -> Answerer:
+    return _compiled(models.load_target(profile, dtype=torch.bfloat16))
+
+
+def _torchao(bits: int, compiled: bool = False) -> Callable[[str | None], Answerer]:
     def build(profile: str | None) -> Answerer:
         from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig, quantize_
 
@@ -118,7 +121,7 @@ def _torchao(bits: int) -> Callable[[str | None], Answerer]:
         else:
             config = _torchao_int4_for_cpu()
         quantize_(model, config)
-        return _transformers(model)
+        return _compiled(model) if compiled else _transformers(model)
 
     return build
 
@@ -184,6 +187,8 @@ CONTENDERS: list[Contender] = [
     Contender("hf-compiled", "transformers generate, BF16, static cache, compiled", _hf_compiled),
     Contender("torchao-int8", "torchao INT8 in transformers", _torchao(8), package="torchao", remedy=EXTRA),
     Contender("torchao-int4", "torchao INT4 in transformers", _torchao(4), package="torchao", remedy=EXTRA),
+    Contender("torchao-int8-compiled", "the same INT8, compiled", _torchao(8, True), package="torchao", remedy=EXTRA),
+    Contender("torchao-int4-compiled", "the same INT4, compiled", _torchao(4, True), package="torchao", remedy=EXTRA),
     Contender(
         "llama-cpp", "llama.cpp, same GGUF", _llama_cpp(True), package="llama_cpp", remedy=EXTRA, default_only=True
     ),
