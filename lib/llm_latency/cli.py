@@ -63,7 +63,8 @@ def doctor(
         limits.add_column(header, justify="right")
     limits.add_row("memory read / copy (GB/s)", f"{c.read_gbps:.1f} / {c.copy_gbps:.1f}")
     limits.add_row("matrix x vector (GB/s)", *(f"{v:.1f}" for v in c.gemv_gbps.values()))
-    limits.add_row("matrix x matrix (GFLOP/s)", *(f"{v:.0f}" for v in c.matmul_gflops.values()))
+    rates = [c.matmul_gflops.get(name) for name in c.gemv_gbps]
+    limits.add_row("matrix x matrix (GFLOP/s)", *("-" if rate is None else f"{rate:.0f}" for rate in rates))
     console.print(limits)
     if self_check:
         from llm_latency.timing import self_check as run_self_check

@@ -138,7 +138,8 @@ class Ceilings:
     """What this machine's memory and arithmetic reached in simple loops, the best of several tries.
 
     read_gbps: a sum over an array far larger than the cache. copy_gbps: bytes read plus bytes written.
-    gemv_gbps: weight bytes per second of a matrix times one vector, by dtype: the decode ceiling.
+    gemv_gbps: weight bytes per second of a matrix times one vector, by dtype ("int8" and "int4" where PyTorch has
+    packed kernels for them): the decode ceiling.
     matmul_gflops: rate of a square matrix product, by dtype: the prefill ceiling.
     """
 
@@ -167,6 +168,39 @@ def _best_seconds(fn: Callable[[], object], device: torch.device, repeats: int =
     return min(once() for _ in range(repeats))
 
 
+_SIDE = 4096  # rows and columns of the matrices that a vector is multiplied with
+_GROUP = 32  # weights of an INT4 block
+
+
+def _gemv_gbps(product: Callable[..., object], stored: tuple[torch.Tensor, ...], working_set: int) -> float:
+    """GB/s of `product(*stored)` over as many copies of the stored tensors as fill `working_set` bytes."""
+    nbytes = sum(tensor.nbytes for tensor in stored)
+    copies = [tuple(tensor.clone() for tensor in stored) for _ in range(max(1, working_set // nbytes))]
+
+    def read_all() -> None:
+        for tensors in copies:
+            product(*tensors)
+
+    return len(copies) * nbytes / _best_seconds(read_all, stored[0].device) / 1e9
+
+
+def _packed_gemv_gbps(working_set: int) -> dict[str, float]:
+    """The same for weights in PyTorch's packed CPU kernels, scales counted; a kernel that is not there is left out."""
+    x = torch.ones(1, _SIDE, dtype=torch.bfloat16)
+    found = {}
+    try:
+        q = torch.ones(_SIDE, _SIDE, dtype=torch.int8)
+        scales = torch.ones(_SIDE, dtype=torch.bfloat16)
+        found["int8"] = _gemv_gbps(lambda q, s: torch._weight_int8pack_mm(x, q, s), (q, scales), working_set)
+        blocks = torch.ones(_SIDE // _GROUP, _SIDE, 2, dtype=torch.bfloat16)
+        packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(q.int(), 1)
+        multiply = torch.ops.aten._weight_int4pack_mm_for_cpu
+        found["int4"] = _gemv_gbps(lambda p, b: multiply(x, p, _GROUP, b), (packed, blocks), working_set)
+    except (RuntimeError, NotImplementedError, AttributeError):
+        pass  # this build or processor has no such kernel; the roofline then holds packed weights to plain reading
+    return found
+
+
 def measure_ceilings(device: str | torch.device | None = None) -> Ceilings:
     """Measure this machine's ceilings (about 5 s on two cores). Use `ceilings` for the stored result.
 
@@ -181,27 +215,19 @@ def measure_ceilings(device: str | torch.device | None = None) -> Ceilings:
     read_gbps = size / _best_seconds(array.sum, device) / 1e9
     copy_gbps = 2 * size / _best_seconds(lambda: target.copy_(array), device) / 1e9
 
+    working_set = 2**32 if on_gpu else 2**28
+    side = 8192 if on_gpu else 2048
     gemv: dict[str, float] = {}
     matmul: dict[str, float] = {}
-    names = ("float32", "bfloat16", "float16") if on_gpu else ("float32", "bfloat16")
-    side = 8192 if on_gpu else 2048
-    for name in names:
-        dtype = DTYPES[name]
-        rows = 4096
-        matrix_bytes = rows * rows * dtype.itemsize
-        working_set = 2**32 if on_gpu else 2**28
-        matrices = [torch.ones(rows, rows, device=device, dtype=dtype) for _ in range(working_set // matrix_bytes)]
-        vector = torch.randn(1, rows, device=device, dtype=dtype)
-
-        def read_all(matrices: list[torch.Tensor] = matrices, vector: torch.Tensor = vector) -> None:
-            for matrix in matrices:
-                torch.nn.functional.linear(vector, matrix)
-
-        gemv[name] = len(matrices) * matrix_bytes / _best_seconds(read_all, device) / 1e9
-        a = torch.randn(side, side, device=device, dtype=dtype)
-        b = torch.randn(side, side, device=device, dtype=dtype)
+    for name in ("float32", "bfloat16", "float16") if on_gpu else ("float32", "bfloat16"):
+        weight = torch.ones(_SIDE, _SIDE, device=device, dtype=DTYPES[name])
+        x = torch.ones(1, _SIDE, device=device, dtype=DTYPES[name])
+        gemv[name] = _gemv_gbps(lambda w, x=x: torch.nn.functional.linear(x, w), (weight,), working_set)
+        a = torch.randn(side, side, device=device, dtype=DTYPES[name])
+        b = torch.randn(side, side, device=device, dtype=DTYPES[name])
         matmul[name] = 2 * side**3 / _best_seconds(lambda a=a, b=b: a @ b, device, repeats=4) / 1e9
-        del matrices, a, b
+    if not on_gpu:
+        gemv |= _packed_gemv_gbps(working_set)
     name = torch.cuda.get_device_name(device) if on_gpu else _cpu_name()
     return Ceilings(str(device), name, torch.get_num_threads(), read_gbps, copy_gbps, gemv, matmul)
 
