@@ -66,7 +66,7 @@ def stage_bar(
     ax: Axes,
     bars: LatencyBreakdown | Mapping[str, LatencyBreakdown | Mapping[str, float]],
     *,
-    label_share: float = 0.06,
+    label_share: float = 0.14,
 ) -> None:
     """Draw one or more requests as horizontal bars cut into the four stages, each labelled on the bar.
 
@@ -94,7 +94,7 @@ def stage_bar(
                 ax.text(
                     left + ms / 2,
                     y,
-                    f"{stage}\n{ms:.0f} ms",
+                    f"{stage} {ms:.0f} ms",
                     ha="center",
                     va="center",
                     color="white",
@@ -108,7 +108,8 @@ def stage_bar(
     ax.set_xlim(0, longest * 1.12)
     ax.set_xlabel("time (ms)")
     ax.grid(axis="y", visible=False)
-    ax.legend(ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.22))
+    # Beside the title, which stands on the left: below the axes it would run into their label on a flat figure.
+    ax.legend(ncols=4, loc="lower right", bbox_to_anchor=(1, 0.98), fontsize=10, borderaxespad=0.2)
 
 
 def waterfall(
