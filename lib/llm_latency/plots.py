@@ -108,8 +108,8 @@ def stage_bar(
     ax.set_xlim(0, longest * 1.12)
     ax.set_xlabel("time (ms)")
     ax.grid(axis="y", visible=False)
-    # Beside the title, which stands on the left: below the axes it would run into their label on a flat figure.
-    ax.legend(ncols=4, loc="lower right", bbox_to_anchor=(1, 0.98), fontsize=10, borderaxespad=0.2)
+    # A legend of the figure, not of the axes: constrained layout keeps room for it on a flat figure too.
+    ax.figure.legend(*ax.get_legend_handles_labels(), ncols=4, loc="outside lower center", fontsize=10)
 
 
 def waterfall(
