@@ -83,7 +83,8 @@ def picture(
         for part in stage.parts if stage.ms else ():
             share = part.ms / stage.ms
             colour, hatch = PART_COLOURS[part.name], PART_HATCHES[part.name]
-            right.barh(row, share, left=start, color=colour, hatch=hatch, edgecolor="white", height=0.6)
+            label = part.name if row == len(stages) - 1 else None
+            right.barh(row, share, left=start, color=colour, hatch=hatch, edgecolor="white", height=0.6, label=label)
             if share > 0.12:
                 box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.5}
                 name_of_part = part.name.replace("projections", "projec-\ntions")
@@ -98,7 +99,8 @@ def picture(
     right.set_xlim(0, 1)
     right.set_xlabel("share of the stage")
     left.set_title(f"{model}, {weights}, {machine}: {prompt_tokens:,} in, {new_tokens:,} out")
-    right.set_title("made of")
+    fig.legend(*right.get_legend_handles_labels(), ncols=6, loc="outside lower right", fontsize=9)
+    right.set_title("what each stage is made of")
     return fig
 
 
