@@ -161,7 +161,7 @@ def test_the_temporary_stays_small():
 
     with Watch():
         attend_int8(query, layer.view())
-    assert largest <= stores.BLOCK_BYTES
+    assert largest <= 1.5 * stores.BLOCK_BYTES
     assert largest < 8192 * 3 * 64 * 2 / 2, "half of BF16 keys or more"
 
 

@@ -29,6 +29,7 @@ class Int8CacheLayer(CacheLayerMixin):
     def __init__(self, config, make_stores: Callable[[], tuple[Store, Store]], residual_length: int):
         super().__init__()
         self.config = config
+        self.heads, self.head_dim = config.num_key_value_heads, head_size(config)
         self.make_stores = make_stores
         self.residual_length = residual_length
         self.key_store, self.value_store = make_stores()
@@ -59,15 +60,9 @@ class Int8CacheLayer(CacheLayerMixin):
         self._check(key_states, value_states)
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        keys = torch.cat([self.keys, key_states.detach()], dim=-2)
-        values = torch.cat([self.values, value_states.detach()], dim=-2)
-        leaving = keys.shape[-2] - self.residual_length
-        if leaving > 0:
-            self.key_store.append(keys[:, :, :leaving])
-            self.value_store.append(values[:, :, :leaving])
-            # A copy: a view of the last few tokens would keep a whole prompt's keys alive.
-            keys, values = keys[:, :, leaving:].clone(), values[:, :, leaving:].clone()
-        self.keys, self.values = keys, values
+        leaving = self.keys.shape[-2] + key_states.shape[-2] - self.residual_length
+        self.keys = _slide(self.keys, key_states.detach(), leaving, self.key_store)
+        self.values = _slide(self.values, value_states.detach(), leaving, self.value_store)
 
     def dequantize(self) -> tuple[Tensor, Tensor]:
         """All keys and all values, [batch, kv_heads, length, head_dim] each, in the dtype they came in."""
@@ -84,7 +79,9 @@ class Int8CacheLayer(CacheLayerMixin):
                 f"keys have shape {shape}, values {list(value_states.shape)}; "
                 "expected the same [batch, kv_heads, n, head_dim]"
             )
-        heads, head_dim = self.config.num_key_value_heads, head_size(self.config)
+        if key_states.dtype != value_states.dtype:
+            raise ValueError(f"keys are {key_states.dtype}, values {value_states.dtype}; expected the same dtype")
+        heads, head_dim = self.heads, self.head_dim
         if shape[1] != heads or shape[3] != head_dim:
             raise ValueError(f"keys have {shape[1]} heads of {shape[3]}; this model has {heads} KV heads of {head_dim}")
         if self.is_initialized:
@@ -143,6 +140,18 @@ class Int8CacheLayer(CacheLayerMixin):
     def nbytes(self) -> int:
         window = self.keys.nbytes + self.values.nbytes if self.is_initialized else 0
         return self.key_store.nbytes + self.value_store.nbytes + window
+
+
+def _slide(window: Tensor, new: Tensor, leaving: int, store: Store) -> Tensor:
+    """Append new tokens to a window, put the `leaving` oldest of both into the store, and return the new window."""
+    if leaving <= 0:
+        return torch.cat([window, new], dim=-2)
+    if leaving <= window.shape[-2]:
+        store.append(window[:, :, :leaving])
+        return torch.cat([window[:, :, leaving:], new], dim=-2)
+    store.append(torch.cat([window, new[:, :, : leaving - window.shape[-2]]], dim=-2))
+    # A copy: a view of the last few tokens would keep a whole prompt's keys alive.
+    return new[:, :, leaving - window.shape[-2] :].clone()
 
 
 class Int8KVCache(Cache):

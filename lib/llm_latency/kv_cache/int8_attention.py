@@ -7,11 +7,10 @@ On CUDA one Triton kernel does both in registers (`int8_triton`).
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
+from llm_latency.attention.checks import check_scale
 from llm_latency.kv_cache.stores import ChannelStore, TokenStore, block_ranges
 from llm_latency.kv_cache.view import QuantizedKV
 
@@ -35,7 +34,7 @@ def attend_int8(
     _check(query, kv, mask)
     if backend not in ("auto", "blocked", "triton"):
         raise ValueError(f"backend={backend!r}; expected 'auto', 'blocked' or 'triton'")
-    scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scale = check_scale(scale, query.shape[-1])
     n = query.shape[2]
     if mask is None and n > 1:
         mask = torch.ones(n, kv.length, dtype=torch.bool, device=query.device).tril(kv.length - n)
@@ -62,14 +61,16 @@ def attend_blocked(query: Tensor, kv: QuantizedKV, mask: Tensor | None, scale: f
     # One buffer for every block of keys, then of values: written again before it has left the core's cache.
     buffer = q.new_empty(batch, kv_heads, head_dim * max((end - start for start, end in ranges), default=0))
 
-    scores = [torch.matmul(q, _key_block(kv.keys, start, end, buffer)) for start, end in ranges]
+    key_scales = kv.keys.scales.float() if quantized else None
+    scores = [torch.matmul(q, _key_block(kv.keys, key_scales, start, end, buffer)) for start, end in ranges]
     scores.append(torch.matmul(q, kv.key_window.float().transpose(2, 3)))
     scores = torch.cat(scores, dim=-1)  # [batch, kv_heads, rows, length]
     if mask is not None:
         scores.view(batch, heads, n, kv.length).masked_fill_(~mask, float("-inf"))
     weights = scores.softmax(dim=-1)
     if mask is not None:
-        weights.nan_to_num_(0.0)  # a row that sees nothing: all its scores are -inf
+        # A row that sees nothing has NaN for weights. Only those rows are mended: another NaN must stay to be seen.
+        weights.view(batch, heads, n, kv.length).masked_fill_(~mask.any(dim=-1, keepdim=True), 0.0)
 
     out = torch.matmul(weights[..., quantized:], kv.value_window.float())  # [batch, kv_heads, rows, head_dim]
     if quantized:
@@ -79,17 +80,17 @@ def attend_blocked(query: Tensor, kv: QuantizedKV, mask: Tensor | None, scale: f
     return out.view(batch, heads, n, head_dim).to(query.dtype)
 
 
-def _key_block(keys: ChannelStore, start: int, end: int, buffer: Tensor) -> Tensor:
+def _key_block(keys: ChannelStore, scales: Tensor, start: int, end: int, buffer: Tensor) -> Tensor:
     """Keys start..end, dequantised: FP32 [batch, kv_heads, head_dim, end - start]; start begins a group."""
     size = keys.group_size
     whole = (end - start) // size
     block = buffer[..., : keys.codes.shape[2] * (end - start)].unflatten(-1, (-1, end - start))
     block.copy_(keys.codes[..., start:end])
-    scales = keys.scales[..., start // size : math.ceil(end / size)].float()  # [batch, kv_heads, head_dim, groups]
+    scales = scales[..., start // size :]  # [batch, kv_heads, head_dim, groups]
     if whole:
         block[..., : whole * size].unflatten(-1, (whole, size)).mul_(scales[..., :whole].unsqueeze(-1))
     if (end - start) % size:
-        block[..., whole * size :].mul_(scales[..., whole:])
+        block[..., whole * size :].mul_(scales[..., whole : whole + 1])
     return block
 
 
@@ -106,6 +107,8 @@ def _check(query: Tensor, kv: QuantizedKV, mask: Tensor | None) -> None:
         raise ValueError(
             f"the keys lie in a {type(kv.keys).__name__}; this attention reads keys with scales per channel"
         )
+    if not query.is_floating_point():
+        raise TypeError(f"query has dtype {query.dtype}; expected a floating-point one")
     batch, kv_heads, _, head_dim = kv.key_window.shape
     shape = list(query.shape)
     if query.dim() != 4 or shape[0] != batch or shape[3] != head_dim or shape[1] % kv_heads:
@@ -115,8 +118,9 @@ def _check(query: Tensor, kv: QuantizedKV, mask: Tensor | None) -> None:
     if not 1 <= shape[2] <= kv.length:
         raise ValueError(f"{shape[2]} queries over {kv.length} stored tokens; expected 1 to {kv.length}")
     if mask is not None:
-        if mask.dtype != torch.bool:
-            raise ValueError(f"mask is {mask.dtype}; expected bool, True = may attend")
+        if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+            kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+            raise ValueError(f"mask is {kind}; expected bool, True = may attend")
         wanted = (batch, shape[1], shape[2], kv.length)
         try:
             fits = torch.broadcast_shapes(mask.shape, wanted) == wanted

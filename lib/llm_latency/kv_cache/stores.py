@@ -23,10 +23,9 @@ from torch import Tensor
 
 from llm_latency.kv_cache.symmetric import SCALE_DTYPE, dequantize_into, quantize_finite
 
-BLOCK_BYTES = 2**20  # of FP32 numbers dequantised at a time, so that they stay in a CPU core's cache
-GROW_TOKENS = (
-    64  # capacity grows by this many tokens: a copy of the codes once in 64 tokens, and little held in reserve
-)
+BLOCK_BYTES = 2**19  # of FP32 numbers dequantised at a time, so that they stay in a CPU core's cache
+# Capacity grows by this many tokens: a copy of the codes once in 64 tokens, and little held in reserve.
+GROW_TOKENS = 64
 
 
 class Store(Protocol):
@@ -52,8 +51,9 @@ class Store(Protocol):
 
 
 def block_ranges(tokens: int, numbers_per_token: int, granule: int) -> Iterator[tuple[int, int]]:
-    """Cut 0..tokens into (start, end) whose FP32 numbers fit BLOCK_BYTES; each start is a multiple of granule."""
-    step = max(1, BLOCK_BYTES // (4 * numbers_per_token * granule)) * granule
+    """Cut 0..tokens into equal (start, end) of about BLOCK_BYTES as FP32 numbers; a start is a multiple of granule."""
+    parts = max(1, round(4 * numbers_per_token * tokens / BLOCK_BYTES))
+    step = granule * max(1, math.ceil(tokens / (parts * granule)))
     for start in range(0, tokens, step):
         yield start, min(start + step, tokens)
 
@@ -136,6 +136,7 @@ class ChannelStore:
     def append(self, x: Tensor) -> None:
         if x.shape[-2] == 0:
             return
+        given = x
         if self.open_group is not None and self.open_group.shape[-2]:
             x = torch.cat([self.open_group, x], dim=-2)
         start = self.length - (self.length % self.group_size)
@@ -144,8 +145,8 @@ class ChannelStore:
         if finished:
             groups = x[:, :, :finished].unflatten(-2, (-1, self.group_size))  # [batch, heads, groups, group, head_dim]
             self._write(start, *quantize_finite(groups, dim=-2, bits=self.bits))
-        # A copy, not a view: a view would keep the whole of a long prompt alive.
-        self.open_group = x[:, :, finished:].clone()
+        # A copy, not a view: a view would keep the whole of a long prompt alive, or change with the caller's tensor.
+        self.open_group = x[:, :, finished:].clone() if finished or x is given else x
         self.length = start + finished
         self._write_open_group()
 

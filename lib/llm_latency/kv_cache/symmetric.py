@@ -50,7 +50,8 @@ def quantize(x: Tensor, *, dim: int, bits: int = 8) -> tuple[Tensor, Tensor]:
     if x.shape[dim] == 0:
         raise ValueError(f"x has shape {list(x.shape)}; dimension {dim} is empty, so there is nothing to scale by")
     check_finite(x, "x")
-    return quantize_finite(x, dim=dim, bits=bits)
+    codes, scales = quantize_finite(x, dim=dim, bits=bits)
+    return codes.to(torch.int8), scales
 
 
 def check_finite(x: Tensor, name: str) -> None:
@@ -61,13 +62,14 @@ def check_finite(x: Tensor, name: str) -> None:
 
 
 def quantize_finite(x: Tensor, *, dim: int, bits: int = 8) -> tuple[Tensor, Tensor]:
-    """`quantize` without its checks, for a caller that has made them."""
+    """`quantize` without its checks, for a caller that has made them. The codes are whole numbers, but still FP32."""
     top = largest_code(bits)
-    largest = torch.linalg.vector_norm(x, math.inf, dim=dim, keepdim=True, dtype=torch.float32)
-    scales = (largest / top).clamp_(min=_SMALLEST_SCALE).to(SCALE_DTYPE)
+    largest = x.abs().amax(dim=dim, keepdim=True)
+    if x.dtype == torch.float16:
+        largest = largest.float()  # dividing in FP16 would underflow
+    scales = (largest / top).to(SCALE_DTYPE).clamp_(min=_SMALLEST_SCALE)
     # Rounding a scale to BF16 can make it smaller by 1 part in 512: 127 then becomes 127.25, which still rounds to 127.
-    codes = torch.div(x, scales.float()).round_().to(torch.int8)
-    return codes, scales
+    return torch.div(x, scales.float()).round_(), scales
 
 
 def dequantize(codes: Tensor, scales: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
