@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -35,6 +37,21 @@ def online_softmax_step(
     weights = torch.exp(scores - origin)  # [..., rows, block_k]
     new_part = weighted_values(weights, values, allowed) if guard and allowed is not None else weights @ values
     return m_new, l * shrink + weights.sum(dim=-1, keepdim=True), acc * shrink + new_part
+
+
+def key_blocks(
+    start: int, stop: int, seq_q: int, seq_k: int, block_k: int, causal: bool
+) -> Iterator[tuple[int, int, bool]]:
+    """The blocks of keys that queries start..stop must read: (first key, end, whether it crosses the diagonal).
+
+    Query i sees the keys up to i + seq_k - seq_q: the last query sees them all. What no query of the block may see is
+    never read.
+    """
+    offset = seq_k - seq_q
+    last_key = min(seq_k, stop + offset) if causal else seq_k
+    for k_start in range(0, last_key, block_k):
+        k_stop = min(k_start + block_k, seq_k)
+        yield k_start, k_stop, causal and k_stop - 1 > start + offset
 
 
 class FlashAttention(torch.nn.Module):
@@ -102,10 +119,7 @@ class FlashAttention(torch.nn.Module):
         l = torch.zeros_like(m)
         acc = torch.zeros_like(q_block)
 
-        offset = seq_k - seq_q  # query i sees keys up to i + offset
-        last_key = min(seq_k, stop + offset) if causal else seq_k
-        for k_start in range(0, last_key, self.block_k):
-            k_stop = min(k_start + self.block_k, seq_k)
+        for k_start, k_stop, crosses in key_blocks(start, stop, seq_q, seq_k, self.block_k, causal):
             # [batch, kv_heads, block_k, head_dim]
             k_block = k[:, k_start:k_stop].transpose(1, 2).to(compute)
             v_block = v[:, k_start:k_stop].transpose(1, 2).to(compute)
@@ -113,9 +127,9 @@ class FlashAttention(torch.nn.Module):
             allowed = None
             if mask is not None:  # [batch, kv_heads, group, rows, block_k]
                 allowed = mask[:, :, start:stop, k_start:k_stop].unflatten(1, (kv_heads, group))
-            if causal and k_stop - 1 > start + offset:  # this block crosses the diagonal
-                positions = torch.arange(start, stop, device=q.device)[:, None] + offset
-                below = positions >= torch.arange(k_start, k_stop, device=q.device)
+            if crosses:
+                last_seen = torch.arange(start, stop, device=q.device)[:, None] + seq_k - seq_q
+                below = torch.arange(k_start, k_stop, device=q.device) <= last_seen
                 allowed = below.expand(1, 1, group, -1, -1) if allowed is None else allowed & below
             if allowed is not None:
                 allowed = allowed.flatten(2, 3)

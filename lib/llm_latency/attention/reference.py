@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from llm_latency.attention.checks import broadcast_mask, check_flag, check_scale, check_tensors, visible_pairs
-from llm_latency.attention.masked_values import weighted_values
+from llm_latency.attention.masked_values import holds_non_finite, weighted_values
 
 
 def attention_reference(
@@ -45,5 +45,5 @@ def attention_reference(
         allowed = broadcast_mask(allowed, q, k)
         weights = scores.masked_fill(~allowed, -torch.inf).softmax(dim=-1)
         weights = weights.masked_fill(~allowed, 0.0)  # softmax over nothing is NaN; the row shall be zeros
-        out = weighted_values(weights, v32, allowed)
+        out = weighted_values(weights, v32, allowed) if holds_non_finite(v32) else weights @ v32
     return out.transpose(1, 2).to(q.dtype)

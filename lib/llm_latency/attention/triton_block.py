@@ -60,9 +60,10 @@ def softmax_step(
         # where a row may see it: inf, -inf, or inf - inf = NaN.
         v32 = v.to(tl.float32)
         nan = v32 != v32
-        seen = allowed.to(v.dtype)
-        plus = dot(seen, ((v32 == float("inf")) | nan).to(v.dtype), None, UPCAST)
-        minus = dot(seen, ((v32 == -float("inf")) | nan).to(v.dtype), None, UPCAST)
+        # By way of FP32: the interpreter cannot turn a bool into BF16.
+        seen = allowed.to(tl.float32).to(v.dtype)
+        plus = dot(seen, ((v32 == float("inf")) | nan).to(tl.float32).to(v.dtype), None, UPCAST)
+        minus = dot(seen, ((v32 == -float("inf")) | nan).to(tl.float32).to(v.dtype), None, UPCAST)
         acc += tl.where(plus > 0, float("inf"), 0.0) - tl.where(minus > 0, float("inf"), 0.0)
         v = tl.where(tl.abs(v32) < float("inf"), v32, 0.0).to(v.dtype)
     return m_new, l, dot(weights.to(v.dtype), v, acc, UPCAST)
