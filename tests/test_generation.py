@@ -115,6 +115,8 @@ def test_empty_prompt_and_wrong_type(tiny_llama):
         stepper.step(torch.tensor([[1]]))
     with pytest.raises(ValueError, match="temperature=-1"):
         generate(stepper, prompt_ids(3), 2, temperature=-1)
+    with pytest.raises(TypeError, match=r"eos_token_id=\[2, 3\]"):
+        generate(stepper, prompt_ids(3), 2, eos_token_id=[2, 3])
 
 
 def test_sampling_is_repeatable_and_independent_of_the_global_seed(tiny_llama):

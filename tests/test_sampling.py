@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
-from llm_latency.sampling import probabilities, sample
+from llm_latency.sampling import check_end, probabilities, sample
 
 
 def test_temperature_zero_is_one_hot_at_the_first_maximum():
@@ -60,6 +60,31 @@ def test_nan_logits_are_refused():
     """NaN compares false with everything and would turn into an arbitrary token."""
     with pytest.raises(ValueError, match="NaN"):
         probabilities(torch.tensor([0.0, math.nan]))
+
+
+@pytest.mark.parametrize("logits", [[0.0, math.inf], [math.inf, math.inf], [-math.inf, -math.inf]])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_whose_largest_logit_is_infinite_is_refused(logits, temperature):
+    """Its softmax is NaN, from which the last token of the vocabulary was drawn; a single -inf is a banned token."""
+    with pytest.raises(ValueError, match="infinity"):
+        probabilities(torch.tensor([logits]), temperature)
+    assert probabilities(torch.tensor([0.0, -math.inf]), 1.0).tolist() == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("options", [{"temperature": "1"}, {"temperature": None}, {"top_k": True}, {"top_p": "a"}])
+def test_options_of_the_wrong_type_are_named(options):
+    """`math.isfinite` says only "must be real number", and True passes for a top_k of 1."""
+    with pytest.raises(TypeError, match=f"{next(iter(options))}="):
+        probabilities(torch.zeros(4), **options)
+
+
+@pytest.mark.parametrize(("end", "error"), [([2, 3], TypeError), ("2", TypeError), (True, TypeError), (97, ValueError)])
+def test_an_end_that_no_token_equals_is_refused(end, error):
+    """A list of ids, as some models' generation settings hold, equals no token: the answer never ended."""
+    check_end(0, 97)
+    check_end(None, 97)
+    with pytest.raises(error, match="eos_token_id="):
+        check_end(end, 97)
 
 
 def test_sampling_follows_the_distribution():

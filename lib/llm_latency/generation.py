@@ -17,7 +17,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 
 from llm_latency.compat import with_cache
 from llm_latency.request import encode_prompt
-from llm_latency.sampling import check_sampling, probabilities, sample
+from llm_latency.sampling import check_end, check_sampling, probabilities, sample
 from llm_latency.text import StreamingDetokenizer
 from llm_latency.timing import LatencyBreakdown, LatencyTimer
 
@@ -159,6 +159,7 @@ def generate(
     """
     check_request(stepper, input_ids, max_new_tokens)
     check_sampling(temperature, top_k, top_p, stepper.vocab_size)
+    check_end(eos_token_id, stepper.vocab_size)
 
     def choose(logits: Tensor) -> int:
         # logits [1, vocab]. Reading the id waits for the device: the loop cannot go on without it.

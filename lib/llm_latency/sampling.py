@@ -6,13 +6,18 @@ Speculative decoding must change draft and target logits by the very same rule, 
 from __future__ import annotations
 
 import math
+import numbers
 
 import torch
 from torch import Tensor
 
 
 def check_sampling(temperature: float, top_k: int | None, top_p: float | None, vocab_size: int) -> None:
-    """Raise ValueError that names the value for any sampling option out of range."""
+    """Raise TypeError or ValueError that names the value for any sampling option out of range."""
+    for name, value in (("temperature", temperature), ("top_k", top_k), ("top_p", top_p)):
+        optional = value is None and name != "temperature"
+        if not optional and (isinstance(value, bool) or not isinstance(value, numbers.Real)):
+            raise TypeError(f"{name}={value!r}; expected a number")
     if not math.isfinite(temperature) or temperature < 0:
         raise ValueError(f"temperature={temperature}; expected 0 (greedy) or a positive number")
     if 0 < temperature < 1e-3:
@@ -23,6 +28,16 @@ def check_sampling(temperature: float, top_k: int | None, top_p: float | None, v
         raise ValueError(f"top_p={top_p}; expected None or a number above 0 and at most 1")
 
 
+def check_end(eos_token_id: int | None, vocab_size: int) -> None:
+    """Raise TypeError or ValueError unless it is None or one id: a list, as some models' settings hold, ends none."""
+    if eos_token_id is None:
+        return
+    if isinstance(eos_token_id, bool) or not isinstance(eos_token_id, int):
+        raise TypeError(f"eos_token_id={eos_token_id!r}; expected None or one int")
+    if not 0 <= eos_token_id < vocab_size:
+        raise ValueError(f"eos_token_id={eos_token_id}; expected 0 to {vocab_size - 1}")
+
+
 def probabilities(
     logits: Tensor, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
 ) -> Tensor:
@@ -31,12 +46,15 @@ def probabilities(
     Temperature 0 gives all mass to the largest logit (the first of equals). top_k keeps the k largest; top_p then
     keeps the smallest set of tokens whose mass reaches p (Holtzman et al. 2019, arXiv 1904.09751).
 
-    Raises ValueError if a logit is NaN or an option is out of range.
+    Raises ValueError if a logit is NaN, the largest one is infinite, or an option is out of range.
     """
     check_sampling(temperature, top_k, top_p, logits.shape[-1])
     logits = logits.float()
-    if torch.isnan(logits).any():
-        raise ValueError("the logits hold NaN; expected numbers (was the model loaded in a dtype it overflows in?)")
+    # NaN is larger than anything to amax; softmax turns a row whose largest is infinite, of either sign, into NaN.
+    if not torch.isfinite(logits.amax(dim=-1)).all():
+        raise ValueError(
+            "the logits hold NaN or infinity; expected numbers (was the model loaded in a dtype it overflows in?)"
+        )
     if temperature == 0:
         best = logits.argmax(dim=-1, keepdim=True)
         return torch.zeros_like(logits).scatter_(-1, best, 1.0)
