@@ -142,6 +142,8 @@ def test_invalid_requests_are_named(tiny_llama):
         engine.submit([1], True)
     with pytest.raises(ValueError, match="one request"):
         engine.submit(torch.ones(2, 3, dtype=torch.int64), 1)
+    with pytest.raises(TypeError, match=r"eos_token_id=\[2, 3\]"):
+        engine.submit([1], 1, eos_token_id=[2, 3])
     assert not engine.busy and engine.step() == []
     for options in ({"max_running": 0}, {"token_budget": 3}, {"join": "never"}):
         with pytest.raises(ValueError):
@@ -327,10 +329,27 @@ def test_right_padding_is_refused(tiny_llama):
         generate_static(tiny_llama, ids, torch.tensor([[1, 0, 1, 1], [1, 1, 1, 1]]), [1, 1])
     with pytest.raises(ValueError, match="belong together"):
         generate_static(tiny_llama, ids, torch.ones(2, 4), [1])
-    with pytest.raises(ValueError, match="at least 1"):
+    with pytest.raises(ValueError, match="right"):  # differences of bools are an exclusive or, never below 0
+        generate_static(tiny_llama, ids, torch.tensor([[True, False, True, True], [True] * 4]), [1, 1])
+    with pytest.raises(ValueError, match="0 and 1"):
+        generate_static(tiny_llama, ids, 2 * torch.ones(2, 4), [1, 1])
+    with pytest.raises(ValueError, match="max_new_tokens is 0"):
         generate_static(tiny_llama, ids, torch.ones(2, 4), [1, 0])
     with pytest.raises(ValueError, match="at least one"):
         left_pad([[1], []], 0)
+
+
+def test_bad_static_batches_are_named(tiny_llama):
+    """Fault: half a token makes a loop without end; positions beyond the model's last give a plausible answer."""
+    with pytest.raises(TypeError, match=r"max_new_tokens is 1\.5"):
+        generate_static(tiny_llama, torch.ones(1, 4, dtype=torch.int64), torch.ones(1, 4), [1.5])
+    with pytest.raises(ValueError, match="514 positions are needed; this model has 512"):
+        generate_static(tiny_llama, torch.ones(1, 500, dtype=torch.int64), torch.ones(1, 500), [14])
+    with pytest.raises(ValueError, match="holds 97; expected 0 to 96"):
+        generate_static(tiny_llama, torch.tensor([[3, 97]]), torch.ones(1, 2), [1])
+    for shape in ((0, 3), (1, 0)):
+        with pytest.raises(ValueError, match="at least one row and one token"):
+            generate_static(tiny_llama, torch.ones(shape, dtype=torch.int64), torch.ones(shape), [1] * shape[0])
 
 
 # --- arrivals and latencies ---
@@ -354,6 +373,15 @@ def test_asks_repeat_and_stay_within_bounds():
     assert {len(a.prompt) for a in asks} <= set(range(3, 21)) and {a.max_new_tokens for a in asks} <= set(range(1, 10))
     with pytest.raises(ValueError, match="new_tokens"):
         mixed_asks(1, vocab_size=9, seed=0, new_tokens=(3, 2))
+
+
+def test_a_load_with_an_impossible_request_is_refused_before_it_begins(tiny_llama):
+    """Fault: the refusal in the middle of a load leaves the requests before it half done and the engine busy."""
+    engine = make_engine(tiny_llama, pages=6, size=4)
+    with pytest.raises(RequestRefused, match="whole pool"):
+        serve(engine, [Ask((1, 2), 3), Ask((1,) * 40, 3)])
+    assert not engine.busy and not engine.done
+    assert len(serve(engine, [Ask((1, 2), 3)])[0].generated) == 3
 
 
 def test_latency_counts_from_arrival(tiny_llama):

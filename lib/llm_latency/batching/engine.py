@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from llm_latency.kv_cache.paged import PagedKVCache
-from llm_latency.sampling import probabilities, sample
+from llm_latency.sampling import check_end, probabilities, sample
 
 from .paged_attention import make_batch, paged_model
 from .request import Request, RequestRefused, Sampling, State
@@ -101,22 +101,10 @@ class BatchingEngine:
             RequestRefused: more tokens than the pool or the model's positions hold.
             ValueError, TypeError: an empty prompt, ids outside the vocabulary, max_new_tokens below 1.
         """
-        prompt = self._check_prompt(input_ids)
-        if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int):
-            raise TypeError(f"max_new_tokens={max_new_tokens!r}; expected an int")
-        if max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens={max_new_tokens}; expected at least 1")
+        prompt = self.check_request(input_ids, max_new_tokens)
         sampling = sampling or Sampling()
         sampling.check(self.model.config.vocab_size)
-        needed, positions = len(prompt) + max_new_tokens, self.model.config.max_position_embeddings
-        if needed > positions:
-            raise RequestRefused(
-                f"{len(prompt)} prompt tokens and {max_new_tokens} new ones need {needed} positions; "
-                f"this model has {positions}"
-            )
-        pages = self.cache.manager.pages_for(needed - 1)  # the last token is chosen, never stored
-        if pages > self.options.num_pages:
-            raise RequestRefused(f"{needed} tokens need {pages} pages; the whole pool has {self.options.num_pages}")
+        check_end(eos_token_id, self.model.config.vocab_size)
         request = Request(
             id=len(self.done) + len(self._live),
             prompt=prompt,
@@ -130,6 +118,24 @@ class BatchingEngine:
         self._live[request.id] = request
         self.scheduler.add(request)
         return request.id
+
+    def check_request(self, input_ids: Sequence[int] | Tensor, max_new_tokens: int) -> tuple[int, ...]:
+        """The prompt as a tuple, if this engine can serve it with so many new tokens. Raises as `submit`."""
+        prompt = self._check_prompt(input_ids)
+        if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int):
+            raise TypeError(f"max_new_tokens={max_new_tokens!r}; expected an int")
+        if max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens={max_new_tokens}; expected at least 1")
+        needed, positions = len(prompt) + max_new_tokens, self.model.config.max_position_embeddings
+        if needed > positions:
+            raise RequestRefused(
+                f"{len(prompt)} prompt tokens and {max_new_tokens} new ones need {needed} positions; "
+                f"this model has {positions}"
+            )
+        pages = self.cache.manager.pages_for(needed - 1)  # the last token is chosen, never stored
+        if pages > self.options.num_pages:
+            raise RequestRefused(f"{needed} tokens need {pages} pages; the whole pool has {self.options.num_pages}")
+        return prompt
 
     def cancel(self, request_id: int) -> bool:
         """Ends a request where it stands and returns its pages; False if it was done already.
@@ -170,7 +176,7 @@ class BatchingEngine:
         new = []
         for request, token in zip(ending, chosen, strict=True):
             if token is None:
-                self._end(request, State.FAILED, "the logits hold NaN", now)
+                self._end(request, State.FAILED, "the logits hold NaN or infinity", now)
                 continue
             request.generated.append(token)
             request.token_times_s.append(now)
@@ -225,11 +231,11 @@ class BatchingEngine:
         return ending
 
     def _choose(self, logits: Tensor, requests: Sequence[Request]) -> list[int | None]:
-        """The next token of each row of logits [rows, vocab]; None where they hold NaN."""
+        """The next token of each row of logits [rows, vocab]; None where the largest is NaN or infinite."""
         if not requests:
             return []
         best, greedy = logits.max(dim=-1)  # NaN is larger than anything to max
-        broken = torch.isnan(best)
+        broken = ~torch.isfinite(best)
         chosen: list[int | None] = []
         for row, (request, token, bad) in enumerate(zip(requests, greedy.tolist(), broken.tolist(), strict=True)):
             if bad:

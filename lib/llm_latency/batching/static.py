@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from llm_latency.compat import with_cache
+from llm_latency.timing.checks import check_count
 
 
 def left_pad(prompts: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor]:
@@ -52,17 +53,31 @@ def generate_static(
         max_new_tokens: one per row.
 
     Raises:
-        ValueError: right padding (the next token would be read off a pad), shapes that do not match, a count below 1.
+        ValueError: right padding (the next token would be read off a pad) or a mask of anything but 0 and 1, shapes
+            that do not match, no row, a count below 1, ids outside the vocabulary, more tokens than the model has
+            positions. TypeError: a count that is no integer.
     """
     if input_ids.shape != attention_mask.shape or input_ids.dim() != 2 or input_ids.shape[0] != len(max_new_tokens):
         raise ValueError(
             f"input_ids {list(input_ids.shape)}, attention_mask {list(attention_mask.shape)} and {len(max_new_tokens)} "
             "values of max_new_tokens do not belong together; expected [batch, n] twice and one value per row"
         )
+    if input_ids.numel() == 0:
+        raise ValueError(f"input_ids has shape {list(input_ids.shape)}; expected at least one row and one token")
+    attention_mask = attention_mask.long()  # of bools, the differences below would be an exclusive or
+    if not ((attention_mask == 0) | (attention_mask == 1)).all():
+        raise ValueError("attention_mask must hold 0 and 1 and nothing else")
     if not attention_mask[:, -1].all() or (attention_mask.diff(dim=1) < 0).any():
         raise ValueError("the batch is padded on the right; generation needs its padding on the left")
-    if min(max_new_tokens) < 1:
-        raise ValueError(f"max_new_tokens must be at least 1 in every row, got {list(max_new_tokens)}")
+    for count in max_new_tokens:
+        check_count("max_new_tokens", count, least=1)
+    low, high, vocab_size = int(input_ids.min()), int(input_ids.max()), model.config.vocab_size
+    if low < 0 or high >= vocab_size:
+        raise ValueError(f"input_ids holds {low if low < 0 else high}; expected 0 to {vocab_size - 1}")
+    # Every row is computed until the longest answer is done, but only the tokens that it wants are kept.
+    needed = max(n + count for n, count in zip(attention_mask.sum(dim=1).tolist(), max_new_tokens, strict=True))
+    if needed > model.config.max_position_embeddings:
+        raise ValueError(f"{needed} positions are needed; this model has {model.config.max_position_embeddings}")
     input_ids, mask = input_ids.to(model.device), attention_mask.to(model.device)
     cache = DynamicCache(config=model.config)
     positions = (mask.cumsum(dim=1) - 1).clamp_(min=0)

@@ -65,10 +65,13 @@ def serve(engine: BatchingEngine, asks: Sequence[Ask], *, sleep: Callable[[float
 
     A request's times count from its arrival, also where the engine was in the middle of a step when it came.
 
-    Raises ValueError if the engine is busy.
+    Raises ValueError if the engine is busy, and as `BatchingEngine.submit` for a request that it cannot serve; before
+    the first of them is played, so that none is left half done.
     """
     if engine.busy:
         raise ValueError("the engine still has requests; serve begins with an idle one")
+    for ask in asks:
+        engine.check_request(ask.prompt, ask.max_new_tokens)
     start = engine.clock()
     order = sorted(range(len(asks)), key=lambda i: asks[i].arrival_s)
     ids: dict[int, int] = {}
