@@ -30,6 +30,7 @@ class Prescribed(torch.nn.Module):
     def __init__(self, losses):
         super().__init__()
         self.losses = losses
+        self.config = SimpleNamespace(vocab_size=len(losses) + 2, max_position_embeddings=2048)
         self.scored: list[int] = []
 
     def forward(self, input_ids, **kwargs):
@@ -144,6 +145,24 @@ def test_perplexity_refuses_bad_input(tiny_llama):
         tiny_llama.model.norm.weight[0] = math.nan
     with pytest.raises(ValueError, match="NaN"):
         perplexity(tiny_llama, ids)
+
+
+@pytest.mark.parametrize("wrap", [lambda model: model, TransformersStepper])
+def test_perplexity_stays_within_vocabulary_and_positions(tiny_llama, wrap):
+    """Guards against a figure from positions that the model never learnt, and against "index out of range in self"."""
+    long = torch.ones(1, 513, dtype=torch.int64)
+    with pytest.raises(ValueError, match="513 tokens to read in one piece; this model has 512 positions"):
+        perplexity(wrap(tiny_llama), long)
+    with pytest.raises(ValueError, match="513 tokens"):
+        perplexity(tiny_llama, long, cache=DynamicCache(config=tiny_llama.config))
+    with pytest.raises(ValueError, match="513 tokens"):
+        windowed_perplexity(tiny_llama, long, window=600, stride=9)
+    with pytest.raises(ValueError, match="513 tokens"):
+        drift(tiny_llama, long, lambda: DynamicCache(config=tiny_llama.config))
+    assert windowed_perplexity(tiny_llama, long, window=512, stride=500) > 0
+    for bad in (-1, 97):
+        with pytest.raises(ValueError, match=f"holds {bad}; expected ids from 0 to 96"):
+            perplexity(wrap(tiny_llama), torch.tensor([[3, bad]]))
 
 
 def test_a_hopeless_model_has_infinite_perplexity():

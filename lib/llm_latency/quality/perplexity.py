@@ -31,10 +31,12 @@ def perplexity(
 
     Log-likelihoods are FP32, their sum is FP64.
 
-    Raises TypeError or ValueError for ids of another type or shape, fewer than two tokens, a cache that already holds
-    tokens, a cache given along with a stepper (which has its own), and for logits that hold NaN.
+    Raises TypeError or ValueError for ids of another type or shape, fewer than two tokens, ids outside the vocabulary,
+    a text longer than the model's positions (see `windowed_perplexity`), a cache that already holds tokens, a cache
+    given along with a stepper (which has its own), and for logits that hold NaN.
     """
     input_ids = check_ids(input_ids)
+    check_fits(model, input_ids, input_ids.shape[1])
     _check_chunk(chunk_size)
     n = input_ids.shape[1]
     if hasattr(model, "score"):
@@ -58,7 +60,8 @@ def windowed_perplexity(model: PreTrainedModel, input_ids: Tensor, *, window: in
     Each window scores only the tokens that no earlier window has scored, so each token counts exactly once, with at
     least `window - stride` tokens before it once the first window is full. The mean is over tokens, not over windows.
 
-    Raises TypeError or ValueError for ids as `perplexity` does, and unless 1 <= stride < window.
+    Raises TypeError or ValueError for ids as `perplexity` does, for a window longer than the model's positions, and
+    unless 1 <= stride < window.
     """
     input_ids = check_ids(input_ids)
     for name, value in (("window", window), ("stride", stride)):
@@ -68,6 +71,7 @@ def windowed_perplexity(model: PreTrainedModel, input_ids: Tensor, *, window: in
     if not 1 <= stride < window:
         raise ValueError(f"window={window}, stride={stride}; expected 1 <= stride < window")
     n, scored, total = input_ids.shape[1], 1, 0.0  # the first token is given
+    check_fits(model, input_ids, min(window, n))
     for start in range(0, n, stride):
         end = min(start + window, n)
         if end <= scored:
@@ -136,6 +140,19 @@ def check_ids(input_ids: Tensor) -> Tensor:
     if input_ids.shape[1] < 2:
         raise ValueError(f"input_ids holds {input_ids.shape[1]} tokens; expected at least 2, for the first is given")
     return input_ids
+
+
+def check_fits(model: PreTrainedModel | Stepper, input_ids: Tensor, length: int) -> None:
+    """Raise ValueError for ids outside the vocabulary, or more tokens in one piece than the model has positions."""
+    if hasattr(model, "score"):
+        vocab_size, positions = model.vocab_size, model.max_positions
+    else:
+        vocab_size, positions = model.config.vocab_size, model.config.max_position_embeddings
+    low, high = int(input_ids.min()), int(input_ids.max())
+    if low < 0 or high >= vocab_size:
+        raise ValueError(f"input_ids holds {low if low < 0 else high}; expected ids from 0 to {vocab_size - 1}")
+    if length > positions:
+        raise ValueError(f"{length} tokens to read in one piece; this model has {positions} positions")
 
 
 def _check_chunk(chunk_size: int) -> None:
