@@ -222,6 +222,25 @@ def test_state_dict_round_trip(kind, options, tmp_path):
 
 
 @pytest.mark.parametrize(("kind", "options"), KINDS)
+def test_a_bias_that_is_missing_or_of_another_size(kind, options):
+    """Guards against codes left out with a missing bias under strict=False, and a bias of one broadcast over all."""
+    saved, loaded = (kind.from_linear(nn.Linear(64, 10), **options) for _ in range(2))
+    state = saved.state_dict()
+    kept = loaded.bias.clone()
+    report = loaded.load_state_dict({name: code for name, code in state.items() if name != "bias"}, strict=False)
+    assert report.missing_keys == ["bias"] and torch.equal(loaded.bias, kept)
+    assert torch.equal(loaded.dequantize(), saved.dequantize())
+    other = kind.from_linear(nn.Linear(64, 10), **options)
+    before = other.dequantize()
+    for size in (1, 7):
+        with pytest.raises(RuntimeError, match=rf"bias: expected \[10\], got \[{size}\]"):
+            other.load_state_dict(state | {"bias": torch.zeros(size)})
+        with pytest.raises(ValueError, match=rf"bias of shape \[10\], got \[{size}\]"):
+            kind.from_weight(_weight(10, 64), torch.zeros(size), **options)
+    assert torch.equal(other.dequantize(), before)
+
+
+@pytest.mark.parametrize(("kind", "options"), KINDS)
 def test_copies_and_casts_leave_the_codes(kind, options):
     """Guards against `.float()` or `.to(dtype)` changing the grid, and deepcopy failing on packed data."""
     layer = kind.from_linear(nn.Linear(64, 8), keep_bfloat16=True, **options)
@@ -248,6 +267,8 @@ def test_layers_that_cannot_be_quantised():
         Int4Linear.from_linear(Int8Linear.from_linear(nn.Linear(32, 8)))
     with pytest.raises(ValueError, match="width 32, got 31"):
         Int8Linear.from_linear(nn.Linear(32, 8))(torch.zeros(2, 31))
+    with pytest.raises(TypeError, match="int64"):  # the answer, cast to the input's dtype, would be cut to integers
+        Int8Linear.from_linear(nn.Linear(32, 8))(torch.ones(2, 32, dtype=torch.int64))
     with pytest.raises(ValueError, match="positive"):
         Int8Linear(0, 8)
 
@@ -308,6 +329,10 @@ def test_bad_requests_leave_the_model_alone(tiny_llama):
     before = [type(module) for module in tiny_llama.modules()]
     with pytest.raises(ValueError, match="no linear layer"):
         quantize_(tiny_llama, "int8", skip=["lm_heda"])
+    with pytest.raises(TypeError, match="skip='lm_head'"):
+        quantize_(tiny_llama, "int8", skip="lm_head")
+    with pytest.raises(ValueError, match="leaves no layer"):
+        quantize_(tiny_llama, "int8", skip=["*"])
     with pytest.raises(ValueError, match=r"layer 'model.layers.0.self_attn.q_proj': .*32.*48"):
         quantize_(tiny_llama, "int4")  # width 48 in blocks of 32
     with pytest.raises(ValueError, match="int3"):

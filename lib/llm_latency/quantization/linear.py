@@ -50,6 +50,8 @@ class QuantizedLinear(nn.Module):
         """Quantise a weight [out, in] with an optional bias [out]."""
         check_weight(weight)
         out, width = weight.shape
+        if bias is not None and bias.shape != (out,):
+            raise ValueError(f"expected a bias of shape [{out}], got {list(bias.shape)}")
         self = cls(width, out, bias=bias is not None, **options).to(weight.device)
         if bias is not None:
             self.bias.copy_(bias.detach())
@@ -72,6 +74,8 @@ class QuantizedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in] to [..., out], in x's dtype."""
+        if not x.is_floating_point():
+            raise TypeError(f"expected a floating-point input, got {x.dtype}")
         if x.shape[-1] != self.in_features:
             raise ValueError(f"expected an input of width {self.in_features}, got {x.shape[-1]}")
         y = self.product(x.reshape(-1, self.in_features).to(torch.bfloat16).contiguous())
@@ -138,8 +142,12 @@ class QuantizedLinear(nn.Module):
         known = {prefix + name for name in names}
         if strict:
             unexpected.extend(key for key in state if key.startswith(prefix) and key not in known)
-        if absent:
-            missing.extend(absent)
+        missing.extend(absent)
+        if any(prefix + name in absent for name in self.code_names):
+            return
+        bias = state.get(prefix + "bias") if self.bias is not None else None
+        if bias is not None and bias.shape != self.bias.shape:
+            errors.append(f"{prefix}bias: expected {list(self.bias.shape)}, got {list(bias.shape)}")
             return
         present = self._codes()
         for name, code in zip(self.code_names, present, strict=True):
@@ -150,8 +158,8 @@ class QuantizedLinear(nn.Module):
                 )
                 return
         self._set_codes(*(state[prefix + name].to(self.device) for name in self.code_names))
-        if self.bias is not None:
-            self.bias.copy_(state[prefix + "bias"])
+        if bias is not None:
+            self.bias.copy_(bias)
 
 
 class Int8Linear(QuantizedLinear):

@@ -53,11 +53,14 @@ def quantize_(
     no layer raises ValueError. A head tied to the embedding gets a weight of its own; the embedding does not change.
     keep_bfloat16: see `QuantizedLinear`.
 
-    Raises ValueError for a format it does not know, a model quantised before, or a layer whose width the group does not
-    divide, and TypeError for weights that are no floats; the model is untouched then.
+    Raises ValueError for a format it does not know, a model quantised before, a `skip` that leaves no layer, or a layer
+    whose width the group does not divide, and TypeError for weights that are no floats or a `skip` that is one string;
+    the model is untouched then.
     """
     if weights not in ("int8", "int4"):
         raise ValueError(f"weights must be 'int8' or 'int4', got {weights!r}")
+    if isinstance(skip, str):
+        raise TypeError(f"skip={skip!r}; expected a list of names or patterns")
     done = [name for name, module in model.named_modules() if isinstance(module, QuantizedLinear)]
     if done:
         raise ValueError(f"the model is quantised already ({len(done)} layers, the first is {done[0]!r})")
@@ -70,6 +73,8 @@ def quantize_(
 
     before = _model_bytes(model)
     chosen = {n: m for n, m in linears.items() if not any(fnmatchcase(n, pattern) for pattern in skip)}
+    if not chosen:
+        raise ValueError(f"skip={list(skip)} leaves no layer to quantise")
     kind, options = (Int8Linear, {}) if weights == "int8" else (Int4Linear, {"group_size": group_size})
     replacements = {}
     for name, linear in chosen.items():
