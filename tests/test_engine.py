@@ -145,6 +145,8 @@ def test_rollback_forgets(tiny_llama, ids):
     for bad in (-1, 4):
         with pytest.raises(ValueError, match=f"crop to {bad}"):
             decoder.crop_to(bad)
+    with pytest.raises(TypeError, match=r"crop_to\(1\.5\)"):
+        decoder.crop_to(1.5)
 
 
 def test_int8_cache(tiny_llama, ids):

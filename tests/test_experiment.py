@@ -95,6 +95,19 @@ def test_a_rung_that_fails_is_shown_and_the_ladder_goes_on(tiny_directory, tmp_p
     assert "FAILED: RuntimeError: it broke" in report.rows(experiment.load_run(path))[0][1]
 
 
+def test_a_folder_that_cannot_serve_is_one_sentence(tmp_path, monkeypatch):
+    """A traceback, or a minute of failing rungs, where the folder holds no model or the results cannot be written."""
+    monkeypatch.setattr(runner, "_run_one", lambda *_, **__: pytest.fail("a rung was started"))
+    file = tmp_path / "file"
+    file.touch()
+    (tmp_path / "empty").mkdir()
+    wrong = (["--out", str(file)], ["--profile", str(tmp_path / "empty"), "--out", str(tmp_path)])
+    for arguments, named in zip(wrong, ("Not a directory", "empty"), strict=True):
+        result = CliRunner().invoke(cli.app, ["run", "--rungs", "kv-cache", *arguments])
+        assert result.exit_code == 1 and isinstance(result.exception, SystemExit)
+        assert named in " ".join(result.stderr.split())
+
+
 def test_a_process_that_dies_leaves_its_last_words(tmp_path):
     """The reason comes from the process itself: its last line on stderr."""
     entry = rungs.rung("kv-cache")

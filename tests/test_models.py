@@ -160,6 +160,8 @@ print(bundled.prepare())
 
 def test_unknown_profile_and_device_are_named(monkeypatch):
     """A misspelt profile must list the right ones, wherever it came from."""
+    with pytest.raises(ValueError, match="unknown profile ''"):  # not the current folder
+        models.load_target("")
     with pytest.raises(ValueError, match=r"unknown profile 'gpt-5'.*smollm2-135m"):
         models.load_target("gpt-5")
     monkeypatch.setenv("LLM_LATENCY_PROFILE", "smol")

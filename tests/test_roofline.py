@@ -291,6 +291,14 @@ def test_bad_sizes_are_refused_by_name():
         roofline.number_format("int8").nbytes(-1, 2)
 
 
+def test_nan_is_refused_where_it_would_become_a_prediction():
+    """NaN is neither above nor below 0, and passes a check that asks only for one of them."""
+    with pytest.raises(ValueError, match="above 0"):
+        Peak("broken", float("nan"), 1e12)
+    with pytest.raises(ValueError, match="launch_ms=nan"):
+        roofline.predict_stage("decode", {}, Peak("x", 1e9, 1e12), launch_ms=float("nan"))
+
+
 def test_a_sliding_window_is_not_counted_as_full_attention():
     """Beyond its window a Mistral reads less than the formula says: refuse rather than be wrong."""
     mistral = MistralConfig()

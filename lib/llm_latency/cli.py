@@ -100,7 +100,7 @@ def run(
                 folder, names=names, profile=profile, rounds=rounds, warmup=warmup, repeats=repeats,
                 progress=lambda title, done, of: bar.update(task, description=title, completed=done, total=of),
             )  # fmt: skip
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError, OSError) as error:  # OSError: a folder that is a file, read-only or full
         raise _fail(error) from error
     page = report.write(result, folder)
     console.print(report.table(result))

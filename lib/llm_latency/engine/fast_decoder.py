@@ -127,6 +127,8 @@ class FastDecoder:
 
     def crop_to(self, length: int) -> None:
         """Forget every token after the first `length`. What stands behind is overwritten by the next step."""
+        if not isinstance(length, int) or isinstance(length, bool):
+            raise TypeError(f"crop_to({length!r}); expected an int")
         if not 0 <= length <= self.length:
             raise ValueError(f"cannot crop to {length} tokens; {self.length} are stored")
         self.length = length

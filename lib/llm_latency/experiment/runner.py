@@ -35,7 +35,8 @@ def run_ladder(
     down does so for all. A rung that fails is recorded with its error and the others go on. `progress` is called
     before each process with the rung's title, the number done and the number in all.
 
-    Raises ValueError for counts below 1, an unknown rung or an unknown profile.
+    Raises ValueError for counts below 1, an unknown rung or an unknown profile, and OSError for a folder that cannot be
+    written.
     """
     for name, value in (("rounds", rounds), ("repeats", repeats)):
         if value < 1:
@@ -45,6 +46,7 @@ def run_ladder(
     rungs = choose(names)
     if profile is None or not Path(profile).is_dir():
         profile = models.choose_profile(profile)[0].name
+    models.load_config(profile)  # a folder without a model is told now, not after each rung has failed on it
     folder.mkdir(parents=True, exist_ok=True)
     ceilings = hardware.ceilings()
 

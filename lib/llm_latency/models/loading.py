@@ -74,7 +74,7 @@ def load_tokenizer(profile: str | None = None):
 def _resolve(profile: str | None, role: str) -> tuple[Source | Path, torch.dtype]:
     if profile is not None and not isinstance(profile, str | Path):
         raise TypeError(f"profile={profile!r} is a {type(profile).__name__}; expected a name, a directory or None")
-    if profile is not None and Path(profile).is_dir():
+    if profile and Path(profile).is_dir():  # Path("") would be the current folder
         on_gpu = torch.cuda.is_available()
         return Path(profile), torch.bfloat16 if on_gpu else torch.float32
     chosen, _ = choose_profile(profile)

@@ -28,7 +28,7 @@ class Peak:
     launches_overlap: bool = False
 
     def __post_init__(self) -> None:
-        if self.bandwidth_bytes_per_s <= 0 or self.flops_per_s <= 0:
+        if not (self.bandwidth_bytes_per_s > 0 and self.flops_per_s > 0):  # NaN is refused, too
             raise ValueError(f"{self.name}: bandwidth and FLOP rate must be above 0, got {self}")
 
     @property
@@ -90,7 +90,7 @@ def _limits_ms(work: Work, peak: Peak) -> tuple[float, float]:
 
 def predict_stage(name: str, parts: dict[str, Work], peak: Peak, *, launch_ms: float = 0.0) -> StagePrediction:
     """Predict a stage from the work of its parts. launch_ms: what issuing all its operators takes."""
-    if launch_ms < 0:
+    if not launch_ms >= 0:
         raise ValueError(f"launch_ms={launch_ms} must not be negative")
     predicted = []
     for part, work in parts.items():
