@@ -111,6 +111,18 @@ def test_what_stands_in_a_masked_slot_has_no_effect(backend, seq_q, poison):
     assert torch.allclose(attend(q, k, v, backend=backend, mask=mask), clean, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("poison", [NAN, math.inf])
+def test_masked_slots_have_no_effect_in_half_precision_either(backend, poison, dtype):
+    """Guards against a guard that only FP32 gets through: Triton's interpreter stopped at a bool turned into BF16."""
+    q, k, v = (x.to(dtype) for x in tensors(seq_q=12, seq_k=12))
+    mask = torch.ones(12, dtype=torch.bool)
+    mask[[2, 7]] = False
+    clean = attend(q, k, v, backend=backend, mask=mask)
+    v[:, [2, 7]] = poison
+    assert torch.allclose(attend(q, k, v, backend=backend, mask=mask), clean, atol=3e-2)
+
+
 def test_a_later_nan_reaches_later_rows_only(backend):
     """Guards against a guard that is too coarse: causally, row 8 sees the NaN of key 8, rows 0 to 7 do not."""
     q, k, v = tensors(seq_q=12, seq_k=12)
