@@ -138,6 +138,15 @@ def test_masks_and_rows_that_see_nothing():
         assert (out[:, :, 0] == 0).all()
 
 
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_nan_of_the_query_is_not_hidden(n):
+    """Guards against mending every NaN of the weights as if it came from an empty row: the answer was plain zeros."""
+    layer, query = cache_and_query(50, n=n)
+    query[0, 0, n - 1, 0] = torch.nan
+    out = attend_int8(query, layer.view())
+    assert out[0, 0, n - 1].isnan().all() and int(out.isnan().sum()) == out.shape[-1]
+
+
 def test_blocks_do_not_change_the_result(monkeypatch):
     """Guards against borders between blocks: tiny blocks, one group each, give what one large block gives."""
     layer, query = cache_and_query(700, batch=2, n=2)
@@ -179,6 +188,12 @@ def test_bad_arguments():
         attend_int8(query, view, mask=torch.ones(1, 1, 1, 49, dtype=torch.bool))
     with pytest.raises(ValueError, match="expected bool"):
         attend_int8(query, view, mask=torch.zeros(1, 1, 1, 50))
+    with pytest.raises(ValueError, match="mask is list"):
+        attend_int8(query, view, mask=[True] * 50)
+    with pytest.raises(TypeError, match="int64"):
+        attend_int8(query.long(), view)
+    with pytest.raises(ValueError, match="scale=nan"):
+        attend_int8(query, view, scale=float("nan"))
     with pytest.raises(ValueError, match="backend='cuda'"):
         attend_int8(query, view, backend="cuda")
     with pytest.raises(ValueError, match="one query, no mask"):
