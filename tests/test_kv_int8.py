@@ -333,7 +333,7 @@ def test_shapes_that_do_not_fit_are_refused():
         cache.update(keys, values[:, :, :1], 0)
     with pytest.raises(ValueError, match="expected the same"):
         cache.update(keys[0], values[0], 0)
-    with pytest.raises(ValueError, match="values torch.float16; expected the same dtype"):
+    with pytest.raises(ValueError, match=r"values torch\.float16; expected the same dtype"):
         cache.update(keys, values.half(), 0)
     assert cache.get_seq_length() == 50
     cache.reset()
