@@ -68,7 +68,8 @@ def test_nothing_escapes_comparison_unseen(path):
 
 def test_no_trace_of_the_machine_it_was_made_on(path):
     """An absolute path in a stored output works on one machine only."""
-    found = re.findall(r"/(?:root|home|Users|work|tmp)/[\w./-]+", path.read_text(encoding="utf-8"))
+    text = re.sub(r"[A-Za-z0-9+/=]{500,}", "", path.read_text(encoding="utf-8"))  # pictures hold any letters by chance
+    found = re.findall(r"/(?:root|home|Users|work|tmp)/[\w./-]+", text)
     assert found == []
 
 
