@@ -357,6 +357,10 @@ def test_crops_that_do_not_fit_are_refused():
     assert cache.get_seq_length(0) == 55 and cache.get_seq_length(1) == 50
     cache.crop(0)
     assert cache.get_seq_length(0) == 55
+    with pytest.raises(TypeError, match=r"crop\(True\)"):
+        cache.crop(True)
+    cache.crop(torch.tensor(-2))  # what assisted generation of transformers 5.17 hands over
+    assert cache.get_seq_length(0) == 53 and cache.get_seq_length(1) == 48
     with pytest.raises(ValueError, match="holds 0"):
         Int8KVCache(config()).crop(-1)
     first_only = Int8KVCache(config(layers=2), residual_length=4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Literal
 
@@ -226,8 +227,12 @@ class Int8KVCache(Cache):
 
 def tokens_to_crop(tokens_to_remove: int, stored: int) -> int:
     """How many tokens `crop(tokens_to_remove)` takes from `stored` ones. Raises as `Int8KVCache.crop` says."""
-    if isinstance(tokens_to_remove, bool) or not isinstance(tokens_to_remove, int):
-        raise TypeError(f"crop({tokens_to_remove!r}); expected an int")
+    try:
+        if isinstance(tokens_to_remove, bool):
+            raise TypeError
+        tokens_to_remove = operator.index(tokens_to_remove)  # assisted generation hands over an integer tensor
+    except TypeError:
+        raise TypeError(f"crop({tokens_to_remove!r}); expected an int") from None
     if tokens_to_remove > 0:
         raise ValueError(f"crop({tokens_to_remove}); expected a negative number: crop(-n) removes the n newest tokens")
     if -tokens_to_remove > stored:

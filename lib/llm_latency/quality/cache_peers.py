@@ -134,6 +134,7 @@ def operations_that_work(make_cache: MakeCache, config) -> dict[str, bool]:
     for name, (change, expected) in OPERATIONS.items():
         cache = make_cache()
         cache.update(keys, keys, 0)
+        del cache.layers[1:]  # older releases cannot crop a layer that was never written to
         wanted = torch.cat([expected(keys), expected(keys)[:, :, :1]], dim=2)
         try:
             change(cache)
