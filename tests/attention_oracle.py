@@ -23,16 +23,30 @@ def peer(q: Tensor, k: Tensor, v: Tensor, *, causal=False, mask=None, scale=None
 
 
 def assert_as_good_as_peer(out: Tensor, q: Tensor, k: Tensor, v: Tensor, **arguments) -> None:
-    """The error against FP64 is at most twice the peer's, plus one rounding of the result itself."""
+    """The error against FP64 is at most twice the peer's, plus what no order of summation can avoid.
+
+    That is one rounding of the result in its own dtype, and one rounding of the largest score in FP32, in which all
+    sums are kept: a product of 72 terms added in another order differs by that much. The largest error of a few numbers
+    is left to luck, the peer's too: with fewer than 1000 the factor is 6. (With 2 throughout, torch's own SDPA fails
+    about one random case in a thousand.)
+    """
     assert out.shape == q.shape and out.dtype == q.dtype and out.device == q.device
-    truth = attention_reference(q.double(), k.double(), v.double(), **arguments)
-    if truth.numel() == 0:
+    q64, k64, v64 = q.double(), k.double(), v.double()
+    truth = attention_reference(q64, k64, v64, **arguments)
+    if truth.numel() == 0 or k.shape[1] == 0:
+        assert not out.any()
         return
     assert torch.isfinite(out).all(), "the result holds NaN or infinities"
     error = (out.double() - truth).abs().max().item()
     peer_error = (peer(q, k, v, **arguments).double() - truth).abs().max().item()
+    scale = arguments.get("scale")
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    keys = k64.repeat_interleave(q.shape[2] // k.shape[2], dim=2)
+    score = abs(scale) * (q64.transpose(1, 2) @ keys.permute(0, 2, 3, 1)).abs().max().item()
     rounding = torch.finfo(q.dtype).eps * truth.abs().max().item()
-    assert error <= 2 * peer_error + rounding, f"error {error:.3g}, the same-precision peer's {peer_error:.3g}"
+    rounding += torch.finfo(torch.float32).eps * score * v64.abs().max().item()
+    factor = 2 if out.numel() >= 1000 else 6
+    assert error <= factor * peer_error + rounding, f"error {error:.3g}, the same-precision peer's {peer_error:.3g}"
 
 
 def tensors(
