@@ -50,7 +50,7 @@ class StaticInt8KV:
     def store(self, keys: Tensor, values: Tensor, positions: Tensor) -> None:
         """As `StaticKV.store`."""
         codes, scales = quantize_finite(torch.cat((keys, values)), dim=-1)  # [2, kv_heads, k, head_dim]
-        self.codes.index_copy_(2, positions, codes)
+        self.codes.index_copy_(2, positions, codes.to(torch.int8))
         self.scales.index_copy_(2, positions, scales)
 
     def read(self, span: int) -> tuple[Tensor, Tensor]:
