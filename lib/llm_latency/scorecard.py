@@ -68,15 +68,18 @@ def table(*keys: str) -> None:
     for key in keys:
         if key not in rows:
             raise KeyError(f"no guess for {key!r} yet; known: {', '.join(rows) or 'none'}")
-    print(f"{'question':52} {'my guess':>12} {'physics':>12} {'measured':>12}  off by")
-    for key in keys or sorted(rows):
-        row = rows[key]
+    chosen = [rows[key] for key in keys or sorted(rows)]
+    width = max((len(row["question"]) for row in chosen), default=8)
+    print(f"{'question':{width}} {'my guess':>12} {'physics':>12} {'measured':>12}  off by")
+    for row in chosen:
         cells = [_cell(row.get(column), row["unit"]) for column in ("guess", "physics", "measured")]
-        print(f"{row['question'][:52]:52} {cells[0]:>12} {cells[1]:>12} {cells[2]:>12}  {_off(row)}")
+        print(f"{row['question']:{width}} {cells[0]:>12} {cells[1]:>12} {cells[2]:>12}  {_off(row)}")
 
 
 def _cell(value: float | None, unit: str) -> str:
-    return "-" if value is None else f"{value:.3g} {unit}"
+    if value is None:
+        return "-"
+    return f"{value:,.0f} {unit}" if abs(value) >= 1000 else f"{value:.3g} {unit}"
 
 
 def _off(row: dict) -> str:
