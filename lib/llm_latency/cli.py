@@ -103,7 +103,8 @@ def run(
     except (ValueError, RuntimeError, OSError) as error:  # OSError: a folder that is a file, read-only or full
         raise _fail(error) from error
     page = report.write(result, folder)
-    console.print(report.table(result))
+    # Thirteen columns: squeezed into 80 characters nobody could read them, so a narrow terminal scrolls or wraps.
+    Console(width=max(console.width, 180)).print(report.table(result))
     console.print(f"The stages leave out at most {report.unaccounted(result):.2%} of the wall clock.", highlight=False)
     console.print(f"Report: {page}", highlight=False)
     if any(rung["status"] == "failed" for rung in result["rungs"]):
