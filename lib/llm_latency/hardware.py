@@ -152,7 +152,7 @@ class Ceilings:
     matmul_gflops: dict[str, float]
 
 
-def _best_seconds(fn: Callable[[], object], device: torch.device, repeats: int = 7) -> float:
+def best_seconds(fn: Callable[[], object], device: torch.device, repeats: int = 7) -> float:
     """Shortest of several runs: a ceiling asks what the machine can do, not what it usually does."""
 
     def once() -> float:
@@ -181,7 +181,7 @@ def _gemv_gbps(product: Callable[..., object], stored: tuple[torch.Tensor, ...],
         for tensors in copies:
             product(*tensors)
 
-    return len(copies) * nbytes / _best_seconds(read_all, stored[0].device) / 1e9
+    return len(copies) * nbytes / best_seconds(read_all, stored[0].device) / 1e9
 
 
 def _packed_gemv_gbps(working_set: int) -> dict[str, float]:
@@ -212,8 +212,8 @@ def measure_ceilings(device: str | torch.device | None = None) -> Ceilings:
     size = 2**30 if on_gpu else min(2**30, max(2**28, 2 * last_level_cache_bytes()))  # bytes that no cache holds
     array = torch.ones(size // 4, device=device)
     target = torch.empty_like(array)
-    read_gbps = size / _best_seconds(array.sum, device) / 1e9
-    copy_gbps = 2 * size / _best_seconds(lambda: target.copy_(array), device) / 1e9
+    read_gbps = size / best_seconds(array.sum, device) / 1e9
+    copy_gbps = 2 * size / best_seconds(lambda: target.copy_(array), device) / 1e9
 
     working_set = 2**32 if on_gpu else 2**28
     side = 8192 if on_gpu else 2048
@@ -225,7 +225,7 @@ def measure_ceilings(device: str | torch.device | None = None) -> Ceilings:
         gemv[name] = _gemv_gbps(lambda w, x=x: torch.nn.functional.linear(x, w), (weight,), working_set)
         a = torch.randn(side, side, device=device, dtype=DTYPES[name])
         b = torch.randn(side, side, device=device, dtype=DTYPES[name])
-        matmul[name] = 2 * side**3 / _best_seconds(lambda a=a, b=b: a @ b, device, repeats=4) / 1e9
+        matmul[name] = 2 * side**3 / best_seconds(lambda a=a, b=b: a @ b, device, repeats=4) / 1e9
     if not on_gpu:
         gemv |= _packed_gemv_gbps(working_set)
     name = torch.cuda.get_device_name(device) if on_gpu else _cpu_name()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import torch
@@ -58,19 +57,6 @@ def count_operators(fn: Callable[[], object]) -> int:
     return counter.count
 
 
-def _best_seconds(fn: Callable[[], object], device: torch.device, repeats: int) -> float:
-    best = float("inf")
-    for _ in range(repeats + 1):  # the shortest of all, so that the first, cold one does not count
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        start = time.perf_counter()
-        fn()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        best = min(best, time.perf_counter() - start)
-    return best
-
-
 def operator_us(device: str | torch.device | None = None) -> float:
     """Microseconds that issuing one tiny operator takes here, from Python, in a row of a thousand."""
     device = hardware.check_device(device)
@@ -80,7 +66,7 @@ def operator_us(device: str | torch.device | None = None) -> float:
         for _ in range(1000):
             torch.add(one, one)
 
-    return _best_seconds(thousand, device, repeats=5) * 1e3
+    return hardware.best_seconds(thousand, device, repeats=5) * 1e3
 
 
 def matmul_rate(model: object, rows: int, dtype: str = "float32", device: str | torch.device | None = None) -> float:
@@ -106,4 +92,4 @@ def matmul_rate(model: object, rows: int, dtype: str = "float32", device: str | 
 
     flops = sum(2 * rows * weight.numel() for weight in weights)
     with torch.no_grad():
-        return flops / _best_seconds(multiply, device, repeats=5)
+        return flops / hardware.best_seconds(multiply, device, repeats=5)
