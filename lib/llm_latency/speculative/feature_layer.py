@@ -1,0 +1,166 @@
+"""A draft of one layer that reads the target's last hidden state: EAGLE's idea (arXiv 2401.15077).
+
+The target's feature of token t (its hidden state after the final norm) says much about what comes next, but not which
+token was sampled from it. So the layer sees both, the feature of token t and the embedding of token t + 1, and predicts
+the feature of token t + 1; the target's own head makes logits for token t + 2 of that. Fed back with the token drawn
+from them, it drafts further. Embedding and head are the target's and are not stored here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureShape:
+    """Sizes of a feature layer, those of the target's own layers. positions: longest text it can read."""
+
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rope_theta: float
+    norm_eps: float
+    positions: int
+
+    @classmethod
+    def of_config(cls, config) -> FeatureShape:
+        """From a transformers configuration of a Llama-like model.
+
+        Raises ValueError for scaled rotary positions, which this layer does not compute.
+        """
+        rope = dict(getattr(config, "rope_parameters", None) or {})
+        kind = rope.get("rope_type", "default")
+        if kind != "default":
+            raise ValueError(f"a feature layer computes plain rotary positions; this model has rope_type {kind!r}")
+        return cls(
+            hidden=config.hidden_size,
+            intermediate=config.intermediate_size,
+            heads=config.num_attention_heads,
+            kv_heads=config.num_key_value_heads,
+            head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+            rope_theta=float(rope.get("rope_theta") or getattr(config, "rope_theta", 10000.0)),
+            norm_eps=config.rms_norm_eps,
+            positions=config.max_position_embeddings,
+        )
+
+
+class FeatureCache:
+    """Keys and values of one feature layer. Set `length` lower to forget what was drafted and refused."""
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        self.keys, self.values = keys, values  # [batch, kv_heads, max_length, head_dim]
+        self._length = 0
+
+    @property
+    def length(self) -> int:
+        """Tokens stored."""
+        return self._length
+
+    @length.setter
+    def length(self, value: int) -> None:
+        if not 0 <= value <= self._length:
+            raise ValueError(f"cannot set the cache to {value} tokens; {self._length} are stored")
+        self._length = value
+
+    def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Store k more keys and values [b, kv_heads, k, head_dim]; return all so far and who may see whom.
+
+        The mask is bool [k, length + k], or None where the one new token may see everything.
+        """
+        start, tokens = self._length, keys.shape[2]
+        end = start + tokens
+        if end > self.keys.shape[2]:
+            raise ValueError(f"{end} tokens do not fit into a cache of {self.keys.shape[2]}")
+        self.keys[:, :, start:end] = keys
+        self.values[:, :, start:end] = values
+        self._length = end
+        mask = None
+        if tokens > 1:
+            mask = torch.ones(tokens, end, dtype=torch.bool, device=keys.device).tril(start)
+        return self.keys[:, :, :end], self.values[:, :, :end], mask
+
+
+class FeatureLayer(nn.Module):
+    """Predicts the target's next feature from its last one and the token that followed.
+
+    head_ids: int64 [v], rising, the ids of the target's vocabulary that this draft can name. Its logits have v columns;
+    column j stands for id head_ids[j], and every other id has probability 0.
+    """
+
+    def __init__(self, shape: FeatureShape, head_ids: Tensor) -> None:
+        super().__init__()
+        if head_ids.dtype != torch.int64 or head_ids.dim() != 1 or head_ids.numel() == 0:
+            raise ValueError(f"head_ids must be int64 [v], got {head_ids.dtype} {list(head_ids.shape)}")
+        if not bool((head_ids.diff() > 0).all()):
+            raise ValueError("head_ids must rise from each to the next")
+        self.shape = shape
+        hidden, q_dim, kv_dim = shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        self.token_norm, self.feature_norm, self.attention_norm, self.ffn_norm, self.out_norm = (
+            nn.Parameter(torch.ones(hidden)) for _ in range(5)
+        )
+        self.join = nn.Linear(2 * hidden, hidden, bias=False)
+        self.qkv = nn.Linear(hidden, q_dim + 2 * kv_dim, bias=False)
+        self.output = nn.Linear(q_dim, hidden, bias=False)
+        self.gate_up = nn.Linear(hidden, 2 * shape.intermediate, bias=False)
+        self.down = nn.Linear(shape.intermediate, hidden, bias=False)
+        self.register_buffer("head_ids", head_ids.clone())
+        cos, sin = _rotary_tables(shape)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+
+    def new_cache(self, max_length: int, batch: int = 1) -> FeatureCache:
+        """An empty cache for up to `max_length` tokens, in this layer's dtype and on its device."""
+        if not 1 <= max_length <= self.shape.positions:
+            raise ValueError(f"max_length must be from 1 to {self.shape.positions}, got {max_length}")
+        size = (batch, self.shape.kv_heads, max_length, self.shape.head_dim)
+        return FeatureCache(self.join.weight.new_zeros(size), self.join.weight.new_zeros(size))
+
+    def forward(self, embeddings: Tensor, features: Tensor, positions: Tensor, cache=None) -> Tensor:
+        """Predict the next features [b, k, hidden].
+
+        embeddings [b, k, hidden]: the target's, of tokens t + 1; features [b, k, hidden]: the target's after its final
+        norm, or this layer's own, of tokens t; positions int64 [k]: of tokens t. Without a cache the k tokens are a
+        whole text and see each other causally; with one they come after what it holds. What is returned is comparable
+        to the target's features after its final norm: it goes to `logits`, and back in as the next step's feature.
+        """
+        shape, eps = self.shape, self.shape.norm_eps
+        batch, tokens, hidden = features.shape
+        token = F.rms_norm(embeddings, (hidden,), self.token_norm, eps)
+        feature = F.rms_norm(features, (hidden,), self.feature_norm, eps)
+        x = self.join(torch.cat((token, feature), dim=-1))  # [b, k, hidden]
+
+        qkv = self.qkv(F.rms_norm(x, (hidden,), self.attention_norm, eps))
+        qkv = qkv.view(batch, tokens, -1, shape.head_dim).transpose(1, 2)  # [b, heads + 2 * kv_heads, k, head_dim]
+        qk, v = qkv.split((shape.heads + shape.kv_heads, shape.kv_heads), dim=1)
+        qk = qk * self.cos[positions] + qk.roll(shape.head_dim // 2, -1) * self.sin[positions]
+        q, k = qk.split((shape.heads, shape.kv_heads), dim=1)
+        k, v, mask = (k, v, None) if cache is None else cache.extend(k, v)
+        grouped = shape.heads > shape.kv_heads
+        causal = cache is None and tokens > 1
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=grouped)
+        x = x + self.output(y.transpose(1, 2).reshape(batch, tokens, -1))
+
+        gate, up = self.gate_up(F.rms_norm(x, (hidden,), self.ffn_norm, eps)).chunk(2, dim=-1)
+        x = x + self.down(F.silu(gate) * up)
+        return F.rms_norm(x, (hidden,), self.out_norm, eps)
+
+    def logits(self, features: Tensor, head_rows: Tensor) -> Tensor:
+        """Logits [..., v] of predicted features [..., hidden] under the target's head rows [v, hidden] of `head_ids`.
+
+        The final norm is part of `forward`, so that this is the product alone.
+        """
+        return F.linear(features, head_rows)
+
+
+def _rotary_tables(shape: FeatureShape) -> tuple[Tensor, Tensor]:
+    """cos and signed sin [positions, head_dim] FP32, so that rotating is x * cos + roll(x) * sin."""
+    half = torch.arange(0, shape.head_dim, 2, dtype=torch.float32) / shape.head_dim
+    angles = torch.arange(shape.positions, dtype=torch.float32)[:, None] / shape.rope_theta**half
+    cos, sin = angles.cos(), angles.sin()  # [positions, head_dim / 2]
+    return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
