@@ -224,6 +224,48 @@ def test_models_it_would_compute_wrongly_are_refused(tiny_llama):
         FastDecoder.from_model(tiny_llama)
 
 
+@pytest.mark.parametrize("weights", ["float32", "bfloat16"])
+def test_features_are_the_models_own(tiny_llama, ids, weights):
+    """Guards against features of another place (before the norm) or another time: a draft conditioned on them would
+    guess worse, and no exact output would show it."""
+    decoder = FastDecoder.from_model(tiny_llama, weights)
+    with torch.inference_mode():
+        expected = tiny_llama.model(ids).last_hidden_state[0]  # [37, hidden], behind the final norm
+    decoder.prefill(ids[:, :30])
+    first = decoder.features
+    assert first.shape == expected[:30].shape
+    decoder.step(ids[:, 30:])
+    error = (torch.cat((first, decoder.features)).float() - expected).abs().max() / expected.abs().max()
+    assert error < (1e-5 if weights == "float32" else 0.05)
+
+
+def test_a_head_of_few_rows(tiny_llama, ids):
+    """Guards against logits that stand at other ids than `head_ids` says."""
+    chosen = torch.tensor([90, 2, 41])
+    small, whole = FastDecoder.from_model(tiny_llama, head_ids=chosen), FastDecoder.from_model(tiny_llama)
+    assert (small.score(ids) - whole.score(ids)[..., chosen]).abs().max() < 1e-5
+    assert whole.step_bytes - small.step_bytes == 4 * 48 * (97 - 3)
+    for bad in (
+        torch.tensor([1, 97]),
+        torch.tensor([-1]),
+        torch.tensor([5, 5]),
+        torch.tensor([1.0]),
+        torch.empty(0).long(),
+    ):
+        with pytest.raises(ValueError, match="head_ids"):
+            FastDecoder.from_model(tiny_llama, head_ids=bad)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_the_cache_is_fp32_where_bfloat16_is_slow(tiny_llama, ids, native, monkeypatch):
+    """Guards against BF16 attention on a CPU without BF16 instructions: eight times slower, and the same result."""
+    monkeypatch.setattr("llm_latency.engine.fast_decoder.bf16_is_native", lambda device: native)
+    decoder = FastDecoder.from_model(tiny_llama, "bfloat16")
+    assert decoder.caches[0].keys.dtype == (torch.bfloat16 if native else torch.float32)
+    expected = FastDecoder.from_model(tiny_llama).score(ids)
+    assert (decoder.score(ids) - expected).norm() / expected.norm() < 0.02
+
+
 # -- the pieces ---------------------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,8 @@ from torch import Tensor
 from llm_latency.engine.attention import attend_grouped, causal_mask, rotary_tables, rotate
 from llm_latency.engine.graphs import GraphedStep
 from llm_latency.engine.static_cache import StaticInt8KV, StaticKV
-from llm_latency.engine.weights import Layer, WeightOptions, check_model, make_matrix, read_layers, read_norm
+from llm_latency.engine.weights import Layer, WeightOptions, check_model, head_rows, make_matrix, read_layers, read_norm
+from llm_latency.precision import bf16_is_native
 
 SPAN_STEP = 128  # a compiled step attends over multiples of this many slots: few shapes, each compiled once
 SMALL_STEP = 8  # tokens: up to here a step runs compiled or as a graph, and INT8 and INT4 use the kernels of decoding
@@ -33,6 +34,8 @@ class DecoderOptions:
     cache: "int8" for an INT8 KV cache, None for one in the dtype of the activations.
     group_size: of INT4 blocks. keep_bfloat16: BF16 copies of INT8 and INT4 weights for prefill.
     cuda_graphs: replay a decode step as one CUDA graph; None means yes on CUDA, True elsewhere raises ValueError.
+    head_ids: the token ids whose rows the head keeps, int64 [n]; None for all. Logits are then [.., n], in this order.
+    For drafts: the head is most of a tiny model's cost, and a draft may leave rare tokens to the target.
     """
 
     weights: str = "float32"
@@ -43,6 +46,7 @@ class DecoderOptions:
     group_size: int = 32
     keep_bfloat16: bool = True
     cuda_graphs: bool | None = None
+    head_ids: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.max_length is not None and self.max_length < 1:
@@ -78,18 +82,21 @@ class FastDecoder:
             prepack=not options.compile,  # torch.compile cannot see into oneDNN's packed layout
         )
         self.dtype = stored.dtype
+        # A CPU that widens BF16 to FP32 does so in SDPA at every call, eight times slower than FP32 from the start.
+        self.cache_dtype = self.dtype if bf16_is_native(self.device) else torch.float32
         with torch.no_grad():
             self.embedding = model.model.embed_tokens.weight.detach().to(self.dtype)  # [vocab, hidden]
             self.layers: list[Layer] = read_layers(model, stored)
             self.norm = read_norm(model.model.norm, stored)
-            self.head = make_matrix(model.lm_head.weight, model.lm_head.bias, stored.head, stored)
-            self.cos, self.sin = (table.to(self.dtype) for table in rotary_tables(model, self.max_positions))
+            self.head = make_matrix(*head_rows(model.lm_head, options.head_ids), stored.head, stored)
+            self.cos, self.sin = (table.to(self.cache_dtype) for table in rotary_tables(model, self.max_positions))
         self.norm_eps = config.rms_norm_eps
         self.norm_floor = torch.tensor((config.hidden_size * config.rms_norm_eps) ** 0.5, device=self.device)
         kind = StaticKV if options.cache is None else StaticInt8KV
         size = (self.kv_heads, self.max_positions, self.head_dim)
-        self.caches = [kind(*size, self.dtype, self.device) for _ in self.layers]
+        self.caches = [kind(*size, self.cache_dtype, self.device) for _ in self.layers]
         self.length = 0  # tokens stored
+        self.features: Tensor | None = None  # [k, hidden]: what the head read in the last call, for every token of it
         self._fixed_shapes = options.compile or on_cuda
         self._run = torch.compile(self._forward, dynamic=False) if options.compile else self._forward
         graphs = on_cuda if options.cuda_graphs is None else options.cuda_graphs
@@ -165,15 +172,18 @@ class FastDecoder:
         positions = torch.arange(start, end, device=self.device)
         if self._fixed_shapes and start > 0 and tokens <= SMALL_STEP:
             span = min(-(-end // SPAN_STEP) * SPAN_STEP, self.max_positions)
-            logits = (self._graph or self._run)(ids, positions, span, True, last_only)
+            logits, self.features = (self._graph or self._run)(ids, positions, span, True, last_only)
         else:
             # Eager: the exact span, and no mask where there is nothing to hide.
-            logits = self._forward(ids, positions, end, start > 0 and tokens > 1, last_only)
+            logits, self.features = self._forward(ids, positions, end, start > 0 and tokens > 1, last_only)
         self.length = end
         return logits
 
-    def _forward(self, ids: Tensor, positions: Tensor, span: int, masked: bool, last_only: bool) -> Tensor:
-        """Read ids [k] at positions [k], attending over the first `span` slots: logits [k, vocab] FP32.
+    def _forward(
+        self, ids: Tensor, positions: Tensor, span: int, masked: bool, last_only: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Read ids [k] at positions [k], attending over the first `span` slots: logits [k or 1, vocab] FP32 and the
+        features [k, hidden] that the head reads.
 
         Without a mask, k tokens are either one, which sees the whole span, or a prompt that begins at slot 0.
         """
@@ -182,18 +192,19 @@ class FastDecoder:
         mask = causal_mask(positions, span) if masked else None
         x = self.embedding[ids].float()  # [k, hidden]: the residual stream stays in FP32
         for layer, cache in zip(self.layers, self.caches, strict=True):
-            qkv = layer.qkv.product(self._normalise(x, layer.attention_norm))  # [k, q_dim + 2 * kv_dim]
+            qkv = layer.qkv.product(self._normalise(x, layer.attention_norm)).to(
+                self.cache_dtype
+            )  # [k, q_dim + 2 * kv_dim]
             qkv = qkv.view(1, tokens, -1, self.head_dim).transpose(1, 2)  # [1, heads + 2 * kv_heads, k, head_dim]
             qk, v = qkv.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
             q, k = rotate(qk, cos, sin).split((self.heads, self.kv_heads), dim=1)
             cache.store(k, v, positions)
             y = attend_grouped(q, *cache.read(span), mask, causal=tokens > 1 and not masked)  # [1, heads, k, head_dim]
-            x = x + layer.output.product(y.transpose(1, 2).reshape(tokens, -1))
+            x = x + layer.output.product(y.transpose(1, 2).reshape(tokens, -1).to(self.dtype))
             gate, up = layer.gate_up.product(self._normalise(x, layer.ffn_norm)).chunk(2, dim=-1)
             x = x + layer.down.product(F.silu(gate) * up)
-        if last_only:
-            x = x[-1:]
-        return self.head.product(self._normalise(x, self.norm)).float()
+        features = self._normalise(x, self.norm)
+        return self.head.product(features[-1:] if last_only else features).float(), features
 
     def _normalise(self, x: Tensor, weight: Tensor) -> Tensor:
         """RMSNorm of x [k, hidden] FP32, in the matrices' dtype."""

@@ -17,20 +17,23 @@ class _Recording:
     ids: Tensor
     positions: Tensor
     logits: Tensor
+    features: Tensor
 
 
 class GraphedStep:
-    """Calls `run(ids, positions, span, masked, last_only)` by replaying a recording for its shape.
+    """Calls `run(ids, positions, span, masked, last_only)`, which gives (logits, features), by replaying a recording.
 
-    The logits of a replay stand in the same memory each time: a copy is returned, so that two steps' logits can be
+    The results of a replay stand in the same memory each time: copies are returned, so that those of two steps can be
     kept side by side. Weights and KV cache must stay where they are while recordings are in use.
     """
 
-    def __init__(self, run: Callable[..., Tensor], device: torch.device) -> None:
+    def __init__(self, run: Callable[..., tuple[Tensor, Tensor]], device: torch.device) -> None:
         self.run, self.device = run, device
         self.recordings: dict[tuple[int, int, bool, bool], _Recording] = {}
 
-    def __call__(self, ids: Tensor, positions: Tensor, span: int, masked: bool, last_only: bool) -> Tensor:
+    def __call__(
+        self, ids: Tensor, positions: Tensor, span: int, masked: bool, last_only: bool
+    ) -> tuple[Tensor, Tensor]:
         key = (ids.shape[0], span, masked, last_only)
         recording = self.recordings.get(key)
         if recording is None:
@@ -38,7 +41,7 @@ class GraphedStep:
         recording.ids.copy_(ids)
         recording.positions.copy_(positions)
         recording.graph.replay()
-        return recording.logits.clone()
+        return recording.logits.clone(), recording.features.clone()
 
     def _record(self, ids: Tensor, positions: Tensor, *shape) -> _Recording:
         # Recording writes the KV slots of these very positions with these very tokens, so running it thrice harms
@@ -52,5 +55,5 @@ class GraphedStep:
         torch.cuda.current_stream(self.device).wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            logits = self.run(ids, positions, *shape)
-        return _Recording(graph, ids, positions, logits)
+            logits, features = self.run(ids, positions, *shape)
+        return _Recording(graph, ids, positions, logits, features)

@@ -82,6 +82,21 @@ def make_matrix(weight: Tensor, bias: Tensor | None, weights: str, options: Weig
     return Matrix(lambda x: F.linear(x, weight, bias), nbytes, 0, "F.linear")
 
 
+def head_rows(head: nn.Linear, ids: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of an output head, or of its rows `ids` [n] alone. Raises ValueError for ids it does not have."""
+    if ids is None:
+        return head.weight, head.bias
+    vocab = head.weight.shape[0]
+    if ids.dtype != torch.int64 or ids.dim() != 1 or ids.numel() == 0:
+        raise ValueError(f"head_ids must be int64 [n], n at least 1; got {ids.dtype} {list(ids.shape)}")
+    if int(ids.min()) < 0 or int(ids.max()) >= vocab or ids.unique().numel() != ids.numel():
+        raise ValueError(
+            f"head_ids must be different ids from 0 to {vocab - 1}; got {int(ids.min())} to {int(ids.max())}"
+        )
+    ids = ids.to(head.weight.device)
+    return head.weight[ids], None if head.bias is None else head.bias[ids]
+
+
 def check_model(model: nn.Module) -> None:
     """Raise for a model that the fast decoder would not compute right, naming what stands in the way."""
     config = getattr(model, "config", None)
