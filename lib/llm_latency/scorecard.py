@@ -13,18 +13,18 @@ from pathlib import Path
 from llm_latency import files
 
 
-def _path() -> Path:
-    """LLM_LATENCY_SCORECARD lets tests run the notebooks without touching a learner's own guesses."""
+def path() -> Path:
+    """Where the table is kept: LLM_LATENCY_SCORECARD lets tests run the notebooks without touching a learner's own."""
     chosen = os.environ.get("LLM_LATENCY_SCORECARD")
     return Path(chosen) if chosen else files.cache_folder() / "scorecard.json"
 
 
 def _load() -> dict[str, dict]:
-    return files.read_json(_path(), default={})
+    return files.read_json(path(), default={})
 
 
 def _store(rows: dict[str, dict]) -> None:
-    files.write_atomically(_path(), json.dumps(rows, indent=1))
+    files.write_atomically(path(), json.dumps(rows, indent=1))
 
 
 def _number(name: str, value: float) -> float:

@@ -10,16 +10,19 @@ from llm_latency.claims.check import (
     IMPOSSIBLE,
     MODEL,
     ClaimCheck,
+    Figures,
     ffn_compute_bound,
     implied_flop_rate,
     least_number,
     passes_that_fit,
     quadratic_share,
+    takes,
 )
 from llm_latency.roofline import total
 
 
-def check_A3() -> ClaimCheck:
+@takes()
+def check_A3(here: Figures) -> ClaimCheck:
     """Decode of 256 tokens in 80 ms."""
     peak, decode_ms, tokens, gamma, acceptance = roofline.gpu_peak(A100), 80, 256, 5, 0.85
     stages = roofline.predict_request(MODEL, peak, prompt_tokens=256, new_tokens=tokens)
@@ -52,7 +55,8 @@ def check_A3() -> ClaimCheck:
     )
 
 
-def check_A4() -> ClaimCheck:
+@takes("power", "longest")
+def check_A4(here: Figures) -> ClaimCheck:
     """Prefill time grows with the square of the prompt length."""
     prompt = 256
     shares = {n: quadratic_share(MODEL, n) for n in (prompt, 1024, 4096, 16384)}
@@ -62,15 +66,19 @@ def check_A4() -> ClaimCheck:
         "A4",
         "prefill time grows with the square of the prompt length",
         f"the quadratic part outweighs the linear one from {crossover:,} tokens on",
-        HOLDS if crossover <= prompt else CONDITION,
+        HOLDS if crossover <= prompt or here.get("power", 1) >= 1.8 else CONDITION,
         (
             "attention's share of the FLOPs by tokens: " + ", ".join(f"{n:,}: {s:.1%}" for n, s in shares.items()),
             f"from {prompt} to {2 * prompt} tokens the FLOPs grow {doubled:.2f}x; a square would give 4x",
         ),
+        (f"time grows with the power {here['power']:.2f} of the length, up to {here.get('longest', 512):.0f} tokens",)
+        if "power" in here
+        else (),
     )
 
 
-def check_A8() -> ClaimCheck:
+@takes("limit_share", "launch_share")
+def check_A8(here: Figures) -> ClaimCheck:
     """Decode time per token is set by model size and memory bandwidth."""
     peak = roofline.gpu_peak(A100)
     steps = {name: roofline.predict_request(name, peak, new_tokens=2)["decode"] for name in roofline.SHAPES}
@@ -79,7 +87,7 @@ def check_A8() -> ClaimCheck:
     if any(step.bound != "bandwidth" for step in steps.values()):
         verdict = IMPOSSIBLE
     else:
-        verdict = HOLDS if batch == 1 else CONDITION
+        verdict = HOLDS if batch == 1 and here.get("limit_share", 1) >= 0.5 else CONDITION
     return ClaimCheck(
         "A8",
         "decode time per token is set by model size and memory bandwidth",
@@ -89,5 +97,10 @@ def check_A8() -> ClaimCheck:
             f"{name}: {step.ms:.2f} ms a token, {step.bound} bound, arithmetic alone {step.compute_ms:.3f} ms, "
             f"weights are {weights[name]:.0%} of the bytes"
             for name, step in steps.items()
+        ),
+        tuple(
+            f"{here[name]:.0%} of a measured step is {text}"
+            for name, text in (("limit_share", "the time of its bytes"), ("launch_share", "issuing operators"))
+            if name in here
         ),
     )

@@ -10,14 +10,17 @@ from llm_latency.claims.check import (
     IMPOSSIBLE,
     MODEL,
     ClaimCheck,
+    Figures,
     ffn_compute_bound,
     implied_bandwidth,
     least_number,
     quadratic_share,
+    takes,
 )
 
 
-def check_B2() -> ClaimCheck:
+@takes()
+def check_B2(here: Figures) -> ClaimCheck:
     """Prefill of 512 tokens in 46 ms, with its parts."""
     peak = roofline.gpu_peak(A100)
     prefill = roofline.predict_request(MODEL, peak, prompt_tokens=512)["prefill"]
@@ -42,7 +45,8 @@ def check_B2() -> ClaimCheck:
     )
 
 
-def check_B4() -> ClaimCheck:
+@takes()
+def check_B4(here: Figures) -> ClaimCheck:
     """A decode step in 6.2 ms."""
     peak, step_ms = roofline.gpu_peak(A100), 6.2
     shape = roofline.SHAPES[MODEL]
@@ -63,7 +67,8 @@ def check_B4() -> ClaimCheck:
     )
 
 
-def check_B6() -> ClaimCheck:
+@takes("prefill_share", "decode_share")
+def check_B6(here: Figures) -> ClaimCheck:
     """Prefill is compute-bound, decode bandwidth-bound."""
     peak = roofline.gpu_peak(A100)
     stages = roofline.predict_request(MODEL, peak, prompt_tokens=512, new_tokens=256)
@@ -86,10 +91,14 @@ def check_B6() -> ClaimCheck:
             ),
             f"T d^2 leaves out attention, {quadratic_share(MODEL, 512):.1%} of the FLOPs at 512 tokens",
         ),
+        tuple(
+            f"{name.removesuffix('_share')}: {value:.0%} of the time at its own limit" for name, value in here.items()
+        ),
     )
 
 
-def check_B16() -> ClaimCheck:
+@takes()
+def check_B16(here: Figures) -> ClaimCheck:
     """FP8 on Hopper is another 2-3x over BF16."""
     sheet, claimed = hardware.datasheet_peak("H100-SXM"), (2.0, 3.0)
     rates, nbytes = sheet.fp8_tflops / sheet.bf16_tflops, 2 / 1

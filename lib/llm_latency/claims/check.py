@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from llm_latency import roofline
@@ -11,6 +13,10 @@ from llm_latency.roofline import total
 HOLDS = "holds"
 CONDITION = "holds under a condition"
 IMPOSSIBLE = "impossible as stated"
+NOT_MEASURED = "not measured here"
+VERDICTS = (HOLDS, CONDITION, IMPOSSIBLE, NOT_MEASURED)
+
+Figures = Mapping[str, float]  # what one machine measured for one claim, by name
 
 MODEL = "llama-2-7b"
 A100 = "A100-80GB-SXM"
@@ -18,17 +24,61 @@ A100 = "A100-80GB-SXM"
 
 @dataclass(frozen=True, slots=True)
 class ClaimCheck:
-    """One claim, what the roofline allows, the verdict, and the arithmetic line by line."""
+    """One claim, what the roofline allows, the verdict, the arithmetic line by line, and what was measured."""
 
     id: str
     claim: str
     allowed: str
     verdict: str
     arithmetic: tuple[str, ...]
+    measured: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = [f"{self.id}: {self.verdict}", f"    claim:   {self.claim}", f"    allowed: {self.allowed}"]
-        return "\n".join(lines + [f"      {line}" for line in self.arithmetic])
+        lines += [f"      {line}" for line in self.arithmetic]
+        return "\n".join(lines + [f"    measured: {line}" for line in self.measured])
+
+
+def takes(*names: str) -> Callable[[Callable[[Figures], ClaimCheck]], Callable[..., ClaimCheck]]:
+    """Make a check take this machine's figures of these names, each of them optional, or nothing at all.
+
+    The check then raises KeyError for a figure of another name, which would be ignored in silence, and ValueError for
+    one that is not a finite number.
+    """
+
+    def wrap(check: Callable[[Figures], ClaimCheck]) -> Callable[..., ClaimCheck]:
+        claim = check.__name__.removeprefix("check_")
+
+        @functools.wraps(check)
+        def checked(here: Figures | None = None) -> ClaimCheck:
+            for name, value in (here or {}).items():
+                if name not in names:
+                    raise KeyError(f"{claim} knows no figure {name!r}; expected {', '.join(names) or 'none'}")
+                if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                    raise ValueError(f"{claim}: {name}={value!r}; expected a finite number")
+            return check(dict(here or {}))
+
+        checked.figures = names
+        return checked
+
+    return wrap
+
+
+def from_parts(parts: Mapping[str, bool]) -> str:
+    """The verdict of a claim in several parts: holds if all do, else under a condition; without any, not measured."""
+    if not parts:
+        return NOT_MEASURED
+    return HOLDS if all(parts.values()) else CONDITION
+
+
+def part_lines(parts: Mapping[str, bool]) -> tuple[str, ...]:
+    """Which parts hold, one line each."""
+    return tuple(f"{name}: {'yes' if holds else 'no'}" for name, holds in parts.items())
+
+
+def within(value: float, low: float, high: float) -> bool:
+    """Whether a figure, as rounded as the claim's own, lies in its range."""
+    return low <= value <= high
 
 
 def _positive(**values: float) -> None:
