@@ -1,0 +1,214 @@
+"""`regression_test`: does an optimised model still say what the original said, and how much sooner?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from llm_latency.generation import Stepper, TransformersStepper, generate
+from llm_latency.quality.perplexity import negative_log_likelihoods
+from llm_latency.quality.regression_report import OPTIMISED, ORIGINAL, CaseResult, RegressionReport, Thresholds
+from llm_latency.quality.two_samples import sampling_p
+from llm_latency.timing import Comparison, compare
+from llm_latency.timing.checks import check_count
+
+# Tokens of each case that are read one at a time after the rest was read as a prompt: what a cache keeps wrongly shows
+# only in a later step, never in the pass that wrote it.
+STEPPED = 32
+ALL = "all cases"
+SAMPLED_TOKENS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """One of the two: its name for messages, and the stepper."""
+
+    name: str
+    stepper: Stepper
+
+    def logits(self, input_ids: Tensor) -> Tensor:
+        """input_ids [1, n], the last ones one by one after the rest: logits [k, vocab] after each of those."""
+        prompt = max(1, input_ids.shape[1] - STEPPED)
+        ids = input_ids.to(self.stepper.device)
+        rows = [self.stepper.prefill(ids[:, :prompt])]  # [1, vocab]
+        rows += [self.stepper.step(ids[:, i : i + 1])[:, -1] for i in range(prompt, ids.shape[1])]
+        logits = torch.cat(rows).float().cpu()
+        if bool(torch.isnan(logits).any()):
+            raise FloatingPointError(f"the {self.name} model's logits hold NaN; expected numbers")
+        return logits
+
+    def generate(self, input_ids: Tensor, new_tokens: int, **sampling) -> list[int]:
+        """New ids by its own loop if it has one (a speculative decoder), else by the plain one."""
+        if hasattr(self.stepper, "generate"):
+            sequences = self.stepper.generate(input_ids, new_tokens, **sampling).sequences
+        else:
+            sequences = generate(self.stepper, input_ids, new_tokens, **sampling).sequences
+        return sequences[0, input_ids.shape[1] :].tolist()
+
+
+def regression_test(
+    original: PreTrainedModel | Stepper,
+    optimized: PreTrainedModel | Stepper,
+    cases: Mapping[str, Tensor],
+    *,
+    thresholds: Thresholds | None = None,
+    exact: bool = False,
+    new_tokens: int = 16,
+    rounds: int = 3,
+    samples: int = 0,
+    near_tie: float = 1e-3,
+) -> RegressionReport:
+    """Compare an optimised model with its original: quality, greedy text and time, case by case, and judge.
+
+    original, optimized: transformers models or steppers; one with a `generate` of its own, as a speculative decoder
+    has, is asked to use it.
+    cases: prompts by name, int64 [1, n] or [n]; `standard_cases` has the usual ones and the edges.
+    exact: the optimisation promises the original's greedy text and distributions (in FP32: KV caches, kernels,
+    speculation); a text that leaves it where the original's two best logits are within `near_tie` is let pass.
+    rounds: timed answers each, in turns; 0 times nothing. samples: continuations drawn at temperature 1 by each, from
+    the first case, to compare distributions by a two-sample test: it sees a sampling rule that is right when greedy and
+    wrong otherwise. Seeds are fixed.
+
+    Perplexity, KL and agreement are over the last positions of each case, decoded token by token after a prompt, and
+    judged over all cases together. A case that only the optimised model cannot do fails.
+
+    Raises ValueError for no cases, different vocabularies, ids out of range, logits that hold NaN (naming the model and
+    the case), a case that the original itself cannot do, and TypeError for ids that are no int64 tensor.
+    """
+    thresholds = thresholds or Thresholds()
+    for name, value, least in (("rounds", rounds, 0), ("samples", samples, 0), ("new_tokens", new_tokens, 2)):
+        check_count(name, value, least=least)
+    before, after = _Side(ORIGINAL, _stepper(original)), _Side(OPTIMISED, _stepper(optimized))
+    if before.stepper.vocab_size != after.stepper.vocab_size:
+        raise ValueError(
+            f"the vocabularies differ: {before.stepper.vocab_size} and {after.stepper.vocab_size}; expected one model "
+            "before and after an optimisation"
+        )
+    prompts = _checked(cases, before.stepper.vocab_size)
+    results = [_case(name, ids, before, after, new_tokens, rounds, near_tie) for name, ids in prompts.items()]
+    p_value = None
+    if samples:
+        ids = next(iter(prompts.values()))
+        draws = [
+            lambda generator, side=side: side.generate(ids, SAMPLED_TOKENS, temperature=1.0, generator=generator)
+            for side in (before, after)
+        ]
+        p_value = sampling_p(*draws, samples)
+    report = RegressionReport(tuple(results), thresholds, exact, p_value, ())
+    return RegressionReport(report.cases, thresholds, exact, p_value, tuple(_failures(report)))
+
+
+def _stepper(model: PreTrainedModel | Stepper) -> Stepper:
+    if isinstance(model, PreTrainedModel):
+        return TransformersStepper(model)
+    missing = [name for name in ("prefill", "step", "vocab_size", "device") if not hasattr(model, name)]
+    if missing:
+        raise TypeError(
+            f"{type(model).__name__} has no {', '.join(missing)}; expected a transformers model or a stepper"
+        )
+    return model
+
+
+def _checked(cases: Mapping[str, Tensor], vocab_size: int) -> dict[str, Tensor]:
+    if not isinstance(cases, Mapping):
+        raise TypeError(f"cases is a {type(cases).__name__}; expected a mapping of names to int64 tensors")
+    if not cases:
+        raise ValueError("no cases; expected at least one prompt, for a test of nothing passes")
+    found = {}
+    for name, ids in cases.items():
+        if not isinstance(ids, Tensor) or ids.dtype != torch.int64:
+            raise TypeError(f"case {name!r} is {getattr(ids, 'dtype', type(ids).__name__)}; expected an int64 tensor")
+        ids = ids.unsqueeze(0) if ids.dim() == 1 else ids
+        if ids.dim() != 2 or ids.shape[0] != 1 or ids.shape[1] == 0:
+            raise ValueError(f"case {name!r} has shape {list(ids.shape)}; expected [1, n] with at least one token")
+        if int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
+            raise ValueError(f"case {name!r} holds ids outside 0 to {vocab_size - 1}")
+        found[name] = ids
+    return found
+
+
+def _case(
+    name: str, ids: Tensor, before: _Side, after: _Side, new_tokens: int, rounds: int, near_tie: float
+) -> CaseResult:
+    tokens = ids.shape[1]
+    try:
+        expected, text = before.logits(ids), before.generate(ids, new_tokens)
+    except FloatingPointError as error:
+        raise ValueError(f"case {name!r}: {error}") from error
+    except Exception as error:
+        raise ValueError(f"case {name!r}: the original itself cannot do it: {error}") from error
+    try:
+        found, other = after.logits(ids), after.generate(ids, new_tokens)
+    except FloatingPointError as error:
+        raise ValueError(f"case {name!r}: {error}") from error
+    except Exception as error:  # whatever it raises, the original did not: that is the finding
+        return CaseResult(name, tokens, error=f"{type(error).__name__}: {error}")
+    positions = expected.shape[0]
+    targets = ids[:, tokens - positions + 1 :].cpu()  # [1, k - 1]: row i scores the token after it
+    losses = [
+        float(negative_log_likelihoods(logits[None, :-1], targets).double().sum()) if positions > 1 else 0.0
+        for logits in (expected, found)
+    ]
+    p, q = expected.double().log_softmax(-1), found.double().log_softmax(-1)  # [k, vocab]
+    same = next((i for i, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), min(len(text), len(other)))
+    times = _times(ids, before, after, new_tokens, rounds) if rounds else None
+    return CaseResult(
+        name,
+        tokens,
+        positions,
+        (losses[0], losses[1]),
+        kl=float((p.exp() * (p - q)).nan_to_num(0.0).sum().clamp_min(0.0)),
+        same_first=int((p.argmax(-1) == q.argmax(-1)).sum()),
+        same_text=same,
+        new_tokens=max(len(text), len(other)),
+        near_tie=same < len(text) and _margin(before, ids, text[:same]) < near_tie,
+        times=times,
+    )
+
+
+def _margin(side: _Side, ids: Tensor, text: list[int]) -> float:
+    """Distance of the two best logits at the token after ids and text."""
+    logits = side.stepper.prefill(ids.to(side.stepper.device))[0]
+    for token in text:
+        logits = side.stepper.step(torch.tensor([[token]], device=side.stepper.device))[0, -1]
+    best = logits.float().topk(2).values
+    return float(best[0] - best[1])
+
+
+def _times(ids: Tensor, before: _Side, after: _Side, new_tokens: int, rounds: int) -> Comparison:
+    ways = {side.name: lambda side=side: side.generate(ids, new_tokens) for side in (before, after)}
+    return compare(ways, rounds=rounds, warmup=0, device=before.stepper.device)  # both have just answered: warm
+
+
+def _failures(report: RegressionReport) -> list[tuple[str, str]]:
+    limits, found = report.thresholds, []
+    for case in report.cases:
+        if case.error:
+            found.append((case.name, f"only the optimised model fails: {case.error}"))
+            continue
+        if report.exact and not case.text_is_exact:
+            found.append((case.name, f"the greedy text differs after {case.same_text} of {case.new_tokens} tokens"))
+        if limits.speedup is not None and case.times is not None:
+            ratio = case.times.speedup(OPTIMISED, ORIGINAL)
+            if ratio.median < limits.speedup:
+                found.append((case.name, f"speed-up {ratio}; expected at least {limits.speedup:g} times"))
+    before, after = report.perplexities
+    if after > before * (1 + limits.perplexity_increase):
+        found.append(
+            (ALL, f"perplexity {before:.4g} to {after:.4g}, {after / before - 1:+.1%}; at most "
+                  f"{limits.perplexity_increase:+.1%} is allowed")
+        )  # fmt: skip
+    kl, why = (limits.exact_kl, " where exactness is promised") if report.exact else (limits.kl, "")
+    if report.mean_kl > kl:
+        found.append((ALL, f"mean KL {report.mean_kl:.2g} nats; at most {kl:g} is allowed{why}"))
+    if report.agreement < limits.agreement:
+        found.append((ALL, f"same first choice at {report.agreement:.1%}; at least {limits.agreement:.1%} is expected"))
+    if report.sampling_p is not None and report.sampling_p < limits.p_value:
+        found.append(
+            (ALL, f"sampled text has another distribution: p {report.sampling_p:.1e}; at least {limits.p_value:g}")
+        )
+    return found
