@@ -9,11 +9,11 @@ import sys
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 from llm_latency import cli, experiment, hardware, models
-from llm_latency.experiment import prediction, report, rungs, runner
+from llm_latency.experiment import contributions, prediction, report, resume, rungs, runner, worker
 from llm_latency.experiment.record import RungRecord
 
 
@@ -71,6 +71,10 @@ def test_run_ladder_in_fresh_processes(tiny_directory, tmp_path, quick_ceilings)
         assert measured.prompt_tokens == 256 and measured.new_tokens == 50
         assert measured.agreement > 0.99 and measured.perplexity > 1
         assert set(measured.predicted) == set(measured.share_of_limit) == {"prefill", "decode"}
+        # The prediction adds what issuing the operators takes, which for a model this small is nearly everything.
+        assert measured.launch_ms > 0
+        limit = measured.share_of_limit["decode"] * measured.median_ms("decode")
+        assert measured.predicted["decode"] == pytest.approx(limit + 49 * measured.launch_ms)
         assert abs(measured.unaccounted_share) < 0.02
     assert seen[0] == (0, 4) and seen[-1] == (4, 4)
     assert experiment.load_run(tmp_path) == json.loads((tmp_path / "ladder.json").read_text()) == run
@@ -134,10 +138,13 @@ def test_table_arithmetic():
 
 def test_report_stands_alone_and_escapes_what_the_model_wrote(tmp_path):
     """The page must open without a network, and a model's text must not become markup."""
-    page = report.write(a_run(record("no-cache", scale=9), record()), tmp_path).read_text()
+    page = report.write(a_run(record("no-cache", scale=9), record(), record("sdpa", scale=0.8)), tmp_path).read_text()
     assert "&lt;b&gt;" in page and "<pre><b>" not in page
     assert not re.search(r"(src|href)=\"(?!data:)", page)
     assert page.count('alt="') == 2 and 'alt=""' not in page
+    for wanted in ("What each step gave", "Claims of the two source articles", "A16", "Raw samples", "2026-01-02"):
+        assert wanted in page
+    assert torch.__version__ in page
     assert (tmp_path / "waterfall.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -196,3 +203,164 @@ def test_command_line_errors_are_sentences():
         check=False,
     )
     assert result.returncode == 1 and "unknown profile 'nope'" in result.stderr and "Traceback" not in result.stderr
+
+
+def path_run(**scales: float) -> dict:
+    """A run whose rungs take 131 ms times their scale."""
+    alone = {"half": "half-alone", "int4": "int4-alone"}
+    entries = [
+        record(name.replace("_", "-"), scale=scale, on_path="alone" not in name, alone=alone.get(name, ""))
+        for name, scale in scales.items()
+    ]
+    return a_run(record("no-cache", scale=50), record(), *entries)
+
+
+def test_contributions_add_up_to_the_total():
+    """The steps' ms must not promise more than the request lost, whatever a step gains, loses or shares."""
+    run = path_run(sdpa=0.9, half=0.93, half_alone=0.7, fast=0.4, int4=0.1, int4_alone=0.5)
+    records = experiment.records_of(run)
+    found = experiment.steps(records, "kv-cache")
+    assert [step.name for step in found] == ["sdpa", "half", "fast", "int4"]
+    first, last = records[1].median_ms("wall"), records[-2].median_ms("wall")
+    assert sum(step.gain_ms for step in found) == pytest.approx(first - last, rel=1e-12)
+    assert sum(step.share for step in found) + last / first == pytest.approx(1.0, rel=1e-12)
+    sdpa, half, fast, int4 = found
+    assert (sdpa.loses, half.loses, fast.loses, int4.loses) == (False, True, False, False)
+    assert half.overlaps and int4.overlaps and sdpa.alone_gain_ms is None and not fast.overlaps
+    assert half.alone_gain_ms == pytest.approx(0.3 * 131) and half.alone_factor == pytest.approx(1 / 0.7)
+    product, together = experiment.product_of_factors(found)
+    assert product == pytest.approx(1 / 0.7 / 0.5) and together == pytest.approx(0.9 / 0.93 * 0.4 / 0.1)
+    assert [r.name for r in experiment.best_order(records, "kv-cache")] == ["kv-cache", "sdpa", "fast", "int4"]
+    assert experiment.best(records).name == "int4"
+    assert report.step_rows(run)[1][-1] == "loses"
+    assert report.step_rows(run)[-1][:4] == ["together", "131 ms", "13 ms", "118 ms"]
+    with pytest.raises(ValueError, match="no step of the way was measured alone"):
+        experiment.product_of_factors([sdpa])
+
+
+def test_a_way_without_its_baseline_is_no_way():
+    """Ratios against a rung that failed would be ratios against another one."""
+    run = a_run(record(status="failed", samples_ms={}), record("sdpa"))
+    assert contributions.way(experiment.records_of(run), "kv-cache") == [] == report.step_rows(run)
+
+
+def test_every_step_alone_is_a_rung():
+    """A misspelt name would silently show no overlap."""
+    names = [entry.name for entry in rungs.RUNGS]
+    assert all(entry.alone in ("", *names) for entry in rungs.RUNGS)
+    assert sum(bool(entry.alone) for entry in rungs.RUNGS) >= 4
+
+
+def test_the_plan_alternates_the_way_and_measures_the_rest_once():
+    """A rung that always runs last would always meet the warmest machine."""
+    plan = [(i, entry.name) for i, entry in runner.plan(rungs.RUNGS, 2)]
+    assert plan[0] == (0, "kv-cache") and len(set(plan)) == len(plan)
+    counts = {name: sum(n == name for _, n in plan) for _, name in plan}
+    assert all(counts[e.name] == (2 if e.on_path or e.name == "kv-cache" else 1) for e in rungs.RUNGS)
+    ways = [[n for i, n in plan if i == turn and counts[n] == 2 and n != "kv-cache"] for turn in (0, 1)]
+    assert ways[0] == ways[1][::-1]
+    assert [i for i, _ in runner.plan(rungs.RUNGS, 1)] == [0] * len(rungs.RUNGS)
+
+
+def test_an_interrupted_run_continues_and_measures_nothing_twice(tiny_directory, tmp_path, quick_ceilings, monkeypatch):
+    """Ctrl-C in the middle: what is finished stays; a changed option or model is another run, and says so."""
+    options = dict(names=["sdpa"], profile=tiny_directory, rounds=1, warmup=0, repeats=1)
+    real, started = runner._run_one, []
+
+    def interrupted(entry, *args, **kwargs):
+        started.append(entry.name)
+        if entry.name == "sdpa" and len(started) == 2:
+            raise KeyboardInterrupt
+        return real(entry, *args, **kwargs)
+
+    monkeypatch.setattr(runner, "_run_one", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        experiment.run_ladder(tmp_path / "a", **options)
+    assert runner.finished_parts(tmp_path / "a") == 1 and not (tmp_path / "a" / "ladder.json").exists()
+    assert resume.unfinished(tmp_path) == tmp_path / "a"
+    before = (tmp_path / "a" / "kv-cache.0.json").read_text()
+    with pytest.raises(ValueError, match=r"holds another run \(options.repeats: 1 was, 2 is\)"):
+        experiment.run_ladder(tmp_path / "a", **options | {"repeats": 2})
+    run = experiment.run_ladder(tmp_path / "a", **options)
+    assert [entry["status"] for entry in run["rungs"]] == ["measured"] * 2
+    assert (tmp_path / "a" / "kv-cache.0.json").read_text() == before
+    assert resume.unfinished(tmp_path) is None
+
+
+def test_what_makes_another_run():
+    """Versions, machine, weights and code: each must be seen, each by a name that a reader understands."""
+    old = {"machine": {"torch": "1", "cpu": "x"}, "weights": [1], "code": "a", "options": {"rounds": 2}, "profile": "p"}
+    new = {"machine": {"torch": "2", "cpu": "x"}, "weights": [2], "code": "b", "options": {"rounds": 2}, "profile": "p"}
+    assert resume.differences(old, old) == []
+    assert resume.differences(old, new) == ["the library's code", "machine.torch: '1' was, '2' is", "the model's files"]
+
+
+def test_ctrl_c_on_the_command_line_loses_nothing(tiny_directory, tmp_path, quick_ceilings, monkeypatch):
+    """The words say where the finished parts are and how to go on, and the next call goes on there."""
+    real, stop = runner._run_one, [True]
+
+    def interrupted(entry, *args, **kwargs):
+        if entry.name == "sdpa" and stop.pop():
+            raise KeyboardInterrupt
+        return real(entry, *args, **kwargs)
+
+    monkeypatch.setattr(runner, "_run_one", interrupted)
+    arguments = ["run", "--rungs", "sdpa", "--model", tiny_directory, "--out", str(tmp_path), "--rounds", "1"]
+    arguments += ["--repeats", "1", "--warmup", "0"]
+    result = CliRunner().invoke(cli.app, arguments)
+    assert result.exit_code == 130 and "interrupted: 1 finished processes are kept" in " ".join(result.stderr.split())
+    other = CliRunner().invoke(cli.app, [*arguments[:-1], "-1"])
+    assert other.exit_code == 1 and "warmup=-1" in other.stderr
+    stop.append(False)
+    result = CliRunner().invoke(cli.app, arguments)
+    assert result.exit_code == 0, result.output
+    assert "continuing" in result.stderr and "1 processes are done" in " ".join(result.stderr.split())
+    assert len(list(tmp_path.glob("*/ladder.json"))) == 1
+    assert "What each step gave" in result.output
+
+
+def test_models_that_the_ladder_cannot_serve_are_told_at_once(tiny_directory, tmp_path):
+    """Another architecture would fail in every rung, or worse, be counted as if it were a Llama."""
+    gpt2 = tmp_path / "gpt2"
+    GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=1, n_embd=8, vocab_size=10)).save_pretrained(gpt2)
+    with pytest.raises(ValueError, match="unknown architecture 'gpt2'; the roofline can count llama, qwen2, mistral"):
+        runner.check_model(str(gpt2))
+    short = tmp_path / "short"
+    config = LlamaConfig(vocab_size=49152, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+                         num_attention_heads=1, max_position_embeddings=300)  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(short)
+    with pytest.raises(ValueError, match="256 tokens and 50 new ones do not fit the 300 positions"):
+        runner.check_model(str(short))
+    config.max_position_embeddings = 512
+    config.save_pretrained(short)
+    with pytest.raises(ValueError, match=r"the tokenizer of .*short cannot make the standard request"):
+        runner.check_model(str(short))
+    (short / "model.safetensors").rename(short / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"holds no \.safetensors file"):
+        runner.check_model(str(short))
+    with pytest.raises(ValueError, match="256 tokens and 1000 new ones do not fit"):
+        runner.check_model(tiny_directory, 1000)
+    assert runner.check_model(tiny_directory, 700) == tiny_directory
+
+
+def test_a_long_answer_gets_room_and_a_hopeless_one_is_told(tiny_directory, tmp_path, monkeypatch):
+    """A static cache of 512 slots must not end a longer answer; a rung that takes minutes must not hold up the rest."""
+    options = dict(warmup=2, repeats=1, budget_s=1.0, folder=tmp_path, with_quality=False, new_tokens=400)
+    found = worker.measure_rung("static-cache", tiny_directory, **options)
+    assert found.status == "measured" and len(found.ids) == 400
+    monkeypatch.setattr(worker, "LONGEST_ANSWER_S", 1e-3)
+    refused = worker.measure_rung("no-cache", tiny_directory, **options)
+    assert refused.status == "unavailable" and "an answer of 400 tokens would take about" in refused.reason
+
+
+def test_the_newest_recorded_run_with_the_wanted_rungs(tmp_path):
+    """A notebook must not quote an older run, nor one that lacks what it shows."""
+    for name, date, extra in (("b-ladder", "2026-01-01", "int4"), ("a-ladder", "2026-01-02", "sdpa")):
+        run = a_run(record(), record(extra)) | {"date": date}
+        (tmp_path / f"{name}.json").write_text(json.dumps(run))
+    (tmp_path / "x-peers.json").write_text("{}")
+    assert experiment.newest_run(tmp_path)[0].name == "a-ladder.json"
+    path, run = experiment.newest_run(tmp_path, ("int4",))
+    assert path.name == "b-ladder.json" and run["date"] == "2026-01-01"
+    with pytest.raises(ValueError, match="no recorded ladder with the rungs warp"):
+        experiment.newest_run(tmp_path, ("warp",))

@@ -13,9 +13,11 @@ from llm_latency.roofline import matmul_rate, measured_peak, number_format, para
 def add_all(records: list[RungRecord], profile: str, ceilings: Ceilings) -> None:
     """Fill in weight_bytes, predicted and share_of_limit of measured records.
 
-    The prediction is the limit of memory and arithmetic alone, without the time that Python and the operators' launches
-    take. Decode is held to the bandwidth of a matrix times one vector, prefill to the rate that this model's own
-    matrices reach at the prompt's length: a square product would promise more than narrow matrices can keep.
+    The limit is memory and arithmetic alone; `share_of_limit` is its share of the measured time. The prediction adds
+    the time of issuing the operators, where the narrow twin of that kind of decoder was measured. Decode is held to the
+    bandwidth of a matrix times one vector, prefill to the rate that this model's own matrices reach at the prompt's
+    length: a square product would promise more than narrow matrices can keep. A speculative decoder's passes yield
+    several tokens each; its draft counts for nothing here.
     """
     config = models.load_config(profile)
     rates: dict[str, float] = {}
@@ -24,16 +26,22 @@ def add_all(records: list[RungRecord], profile: str, ceilings: Ceilings) -> None
         if dtype not in rates:
             rates[dtype] = matmul_rate(config, record.prompt_tokens, dtype, ceilings.device)
         peak = measured_peak(ceilings, record.weights)
-        stages = predict_request(
-            config,
-            peak,
-            prompt_tokens=record.prompt_tokens,
-            new_tokens=record.new_tokens,
-            weights=record.weights,
-            cache=None if record.cache == "none" else record.cache,
-            kv_cache=record.cache != "none",
-            prefill_peak=replace(peak, flops_per_s=rates[dtype]),
-        )
+
+        def stages(launch_ms: float, record=record, peak=peak, dtype=dtype) -> dict[str, float]:
+            found = predict_request(
+                config,
+                peak,
+                prompt_tokens=record.prompt_tokens,
+                new_tokens=record.new_tokens,
+                weights=record.weights,
+                cache=None if record.cache == "none" else record.cache,
+                kv_cache=record.cache != "none",
+                prefill_peak=replace(peak, flops_per_s=rates[dtype]),
+                launch_ms_per_pass=launch_ms,
+            )
+            ms = {name: stage.ms for name, stage in found.items()}
+            return ms | {"decode": ms["decode"] / (record.tokens_per_pass or 1.0)}
+
         record.weight_bytes = parameter_bytes(config, record.weights)
-        record.predicted = {name: stage.ms for name, stage in stages.items()}
-        record.share_of_limit = {name: stage.ms / record.median_ms(name) for name, stage in stages.items()}
+        record.predicted = stages(record.launch_ms or 0.0)
+        record.share_of_limit = {name: ms / record.median_ms(name) for name, ms in stages(0.0).items()}

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import median
 
 from llm_latency import files
+from llm_latency.timing.measurement import percentile
 
 STAGES = ("tokenise", "prefill", "decode", "detokenise")
 
@@ -24,6 +25,7 @@ class RungRecord:
     weights: str = ""
     cache: str = ""
     on_path: bool = False
+    alone: str = ""  # the rung that adds this one's step to the baseline alone
     exact: bool = False
     load_s: float | None = None
     first_ms: float | None = None
@@ -34,6 +36,10 @@ class RungRecord:
     text: str = ""
     perplexity: float | None = None
     agreement: float | None = None
+    tokens_per_pass: float | None = None  # of a speculative decoder: new tokens over passes of the target
+    acceptance: float | None = None  # of a speculative decoder: accepted tokens over those that were tested
+    draft_cost: float | None = None  # of a speculative decoder: time of a draft step over a pass of the target
+    launch_ms: float | None = None  # a step of the narrow twin: what issuing the operators takes
     weight_bytes: int | None = None
     predicted: dict[str, float] = field(default_factory=dict)  # ms by stage, from this machine's ceilings
     share_of_limit: dict[str, float] = field(default_factory=dict)  # predicted / measured, by stage
@@ -58,6 +64,10 @@ class RungRecord:
         """Share of the wall clock that no stage holds, from the same requests' own clocks."""
         parts = [sum(values) for values in zip(*(self.samples_ms[stage] for stage in STAGES), strict=True)]
         return median(1 - part / wall for part, wall in zip(parts, self.samples_ms["wall"], strict=True))
+
+    def spread_ms(self, stage: str = "wall") -> tuple[float, float]:
+        """10th and 90th percentile of a stage's samples in ms."""
+        return percentile(self.samples_ms[stage], 10), percentile(self.samples_ms[stage], 90)
 
     def write(self, path: Path) -> None:
         files.write_atomically(path, json.dumps(asdict(self), indent=1))

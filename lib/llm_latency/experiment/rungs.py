@@ -13,6 +13,7 @@ import torch
 
 from llm_latency import doctor, models, precision
 from llm_latency.generation import RecomputeStepper, Stepper, TransformersStepper
+from llm_latency.request import quoting_prompt, standard_prompt
 
 BASELINE = "kv-cache"  # rung 1: the baseline of every ratio
 
@@ -29,7 +30,9 @@ class Rung:
     weights, cache: format of the bytes a decode step reads, as `roofline` names it; cache "none" computes every key and
     value again. on_path: part of the cumulative
     way from the baseline to the fastest; a rung off the path is measured against the baseline alone.
+    alone: name of the rung that adds this one's step to the baseline alone, where there is one.
     unavailable: returns why this machine cannot run it, or None. exact: promises the baseline's greedy ids.
+    prompt: makes the request of a tokenizer; another than the standard one must be as long, so that times compare.
     """
 
     name: str
@@ -40,7 +43,9 @@ class Rung:
     cache: str = "float32"
     on_path: bool = False
     exact: bool = False
+    alone: str = ""
     unavailable: Callable[[], str | None] = _always
+    prompt: Callable[..., str] = standard_prompt
 
     def __post_init__(self) -> None:
         if not self.name or not self.name.replace("-", "").replace(".", "").isalnum():
@@ -117,6 +122,21 @@ def _quantised_alone(weights: str) -> Callable[[str | None], Stepper]:
     return build
 
 
+def _speculative(weights: str, draft: str) -> Callable[[str | None], Stepper]:
+    def build(profile: str | None) -> Stepper:
+        from llm_latency.experiment import speculation
+
+        return speculation.build(profile, weights, draft)
+
+    return build
+
+
+def _no_draft() -> str | None:
+    from llm_latency.experiment import speculation
+
+    return speculation.unavailable("conditioned")
+
+
 def _flash(profile: str | None) -> Stepper:
     import llm_latency.attention  # noqa: F401  (registers the implementation)
 
@@ -138,8 +158,8 @@ RUNGS: list[Rung] = [
     Rung("static-cache", "static cache alone", "04", _static_cache, exact=True),
     Rung("half-alone", f"{_HALF_TITLE} alone", "05", _half_eager, weights=_HALF, cache=_HALF),
     Rung("compiled-alone", "static + compile alone", "05", _compiled_fp32, exact=True, unavailable=_no_compiler),
-    Rung("sdpa", "+ SDPA", "05", _sdpa, on_path=True, exact=True),
-    Rung("half", f"+ {_HALF_TITLE}", "05", _half_sdpa, weights=_HALF, cache=_HALF, on_path=True),
+    Rung("sdpa", "+ SDPA", "05", _sdpa, on_path=True, exact=True, alone="sdpa"),
+    Rung("half", f"+ {_HALF_TITLE}", "05", _half_sdpa, weights=_HALF, cache=_HALF, on_path=True, alone="half-alone"),
     Rung(
         "compiled",
         "+ static cache, compile",
@@ -148,6 +168,7 @@ RUNGS: list[Rung] = [
         weights=_HALF,
         cache=_HALF,
         on_path=True,
+        alone="compiled-alone",
         unavailable=_no_compiler,
     ),
     Rung("flash-alone", "our FlashAttention alone", "06", _flash, exact=True),
@@ -155,9 +176,70 @@ RUNGS: list[Rung] = [
     Rung("int8-alone", "INT8 weights alone", "08", _quantised_alone("int8"), weights="int8", cache="bfloat16"),
     Rung("int4-alone", "INT4 weights alone", "08", _quantised_alone("int4"), weights="int4", cache="bfloat16"),
     Rung("fast-fp32", "fast decoder alone", "08", _fast("float32"), exact=True),
-    Rung("fast", "+ fast decoder", "08", _fast("bfloat16"), weights="bfloat16", cache="bfloat16", on_path=True),
+    Rung(
+        "fast",
+        "+ fast decoder",
+        "08",
+        _fast("bfloat16"),
+        weights="bfloat16",
+        cache="bfloat16",
+        on_path=True,
+        alone="fast-fp32",
+    ),
     Rung("int8", "fast decoder, INT8", "08", _fast("int8"), weights="int8", cache="bfloat16"),
-    Rung("int4", "+ INT4 weights", "08", _fast("int4"), weights="int4", cache="bfloat16", on_path=True),
+    Rung(
+        "int4",
+        "+ INT4 weights",
+        "08",
+        _fast("int4"),
+        weights="int4",
+        cache="bfloat16",
+        on_path=True,
+        alone="int4-alone",
+    ),
+    Rung(
+        "speculation-fp32",
+        "fast decoder, FP32 + speculation",
+        "09",
+        _speculative("float32", "conditioned"),
+        exact=True,
+        unavailable=_no_draft,
+    ),
+    Rung(
+        "speculation",
+        "fast decoder + speculation",
+        "09",
+        _speculative("bfloat16", "conditioned"),
+        weights="bfloat16",
+        cache="bfloat16",
+        unavailable=_no_draft,
+    ),
+    Rung(
+        "speculation-int4",
+        "INT4 + speculation",
+        "09",
+        _speculative("int4", "conditioned"),
+        weights="int4",
+        cache="bfloat16",
+        unavailable=_no_draft,
+    ),
+    Rung(
+        "lookup",
+        "fast decoder + prompt lookup",
+        "09",
+        _speculative("bfloat16", "lookup"),
+        weights="bfloat16",
+        cache="bfloat16",
+    ),
+    Rung(
+        "lookup-quote",
+        "the same, on a request that quotes its prompt",
+        "09",
+        _speculative("bfloat16", "lookup"),
+        weights="bfloat16",
+        cache="bfloat16",
+        prompt=quoting_prompt,
+    ),
 ]
 
 

@@ -1,0 +1,71 @@
+"""The model under diagnosis: loaded once, and in the other forms as they are asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from llm_latency import hardware, models, precision, quality, roofline
+from llm_latency.generation import Stepper, TransformersStepper
+from llm_latency.request import NEW_TOKENS, encode_prompt, standard_prompt
+from llm_latency.timing import measure
+
+QUALITY_TOKENS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Median ms of reading the standard prompt and of one further token after it."""
+
+    prefill_ms: float
+    step_ms: float
+
+    @property
+    def total_ms(self) -> float:
+        """The standard request without its two ends."""
+        return self.prefill_ms + (NEW_TOKENS - 1) * self.step_ms
+
+
+class Subject:
+    """A profile's or folder's model as transformers loads it: the device's usual dtype, SDPA, a growing cache."""
+
+    def __init__(self, profile: str | None = None) -> None:
+        self.profile = profile
+        self.tokenizer = models.load_tokenizer(profile)
+        self.model = models.load_target(profile)
+        self.shape = roofline.shape_of(self.model)
+        self.weights = precision.dtype_name(self.model.dtype)
+        self.ids = torch.tensor([encode_prompt(self.tokenizer, standard_prompt(self.tokenizer))])
+        self.ids = self.ids.to(self.model.device)  # [1, 256]
+        self.token = self.ids[:, :1]
+        self.ceilings = hardware.ceilings(self.model.device)
+        self.stepper = TransformersStepper(self.model)
+        self.pace = self.pace_of(self.stepper)
+        text = encode_prompt(self.tokenizer, quality.reading_text())[:QUALITY_TOKENS]
+        self.text: Tensor = torch.tensor([text], device=self.model.device)
+        self.perplexity = quality.perplexity(self.stepper, self.text)
+
+    def pace_of(self, stepper: Stepper) -> Pace:
+        """Measure a stepper on the standard prompt."""
+        device = stepper.device
+        prefill = measure(lambda: stepper.prefill(self.ids), warmup=1, repeats=3, device=device).median_ms
+        step = measure(lambda: stepper.step(self.token), warmup=2, repeats=8, device=device).median_ms
+        return Pace(prefill, step)
+
+    def launch_ms(self) -> float:
+        """A step of the narrow twin: what issuing the operators takes."""
+        twin = TransformersStepper(roofline.narrow_twin(self.model))
+        twin.prefill(self.ids % 64)
+        token = self.token % 64
+        return measure(lambda: twin.step(token), warmup=3, repeats=10, device=twin.device).median_ms
+
+    def gain(self, pace: Pace) -> float:
+        """How many times sooner the standard request is done at another pace."""
+        return self.pace.total_ms / pace.total_ms
+
+    def quality_cost(self, stepper: Stepper) -> str:
+        """The change of perplexity, in words."""
+        change = quality.perplexity(stepper, self.text) / self.perplexity - 1
+        return f"perplexity {change:+.1%} over {QUALITY_TOKENS} tokens"

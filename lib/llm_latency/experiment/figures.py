@@ -1,0 +1,91 @@
+"""The pictures of a run: stages by rung, the waterfall of the way, prediction beside measurement."""
+
+from __future__ import annotations
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from llm_latency import plots
+from llm_latency.experiment import contributions
+from llm_latency.experiment.runner import records_of
+
+
+def stages_figure(run: dict) -> Figure:
+    """The measured rungs as bars cut into the four stages."""
+    plots.use_style()
+    measured = [record for record in records_of(run) if record.status == "measured"]
+    fig = Figure(figsize=(11, 1.8 + 0.75 * len(measured)), layout="constrained")
+    ax = fig.subplots()
+    plots.stage_bar(ax, {record.title: record.stages() for record in measured})
+    ax.set_title("Where the time goes, rung by rung")
+    return fig
+
+
+def waterfall_figure(run: dict) -> Figure:
+    """ms that each step of the way took away from the baseline; hatched where a step shares its gain or loses.
+
+    Raises ValueError with fewer than two measured rungs on the way.
+    """
+    plots.use_style()
+    records = records_of(run)
+    path = contributions.way(records, run["baseline"])
+    found = contributions.steps(records, run["baseline"])
+    fig = Figure(figsize=(11, 5), layout="constrained")
+    ax = fig.subplots()
+    hatched = [False, *(step.overlaps or step.loses for step in found)]
+    plots.waterfall(
+        ax, [record.title for record in path], [record.median_ms("wall") for record in path], overlaps=hatched
+    )
+    ax.set_title("One request: what each step took away")
+    if any(hatched):
+        words = "hatched: alone it saves more than here, or it loses here"
+        ax.text(0.99, 0.97, words, transform=ax.transAxes, ha="right", va="top", fontsize=10)
+    return fig
+
+
+def waterfall_alt(run: dict) -> str:
+    """Alternative text for the waterfall, with its figures."""
+    records = records_of(run)
+    path = contributions.way(records, run["baseline"])
+    totals = ", ".join(f"{record.title} {record.median_ms('wall'):.0f} ms" for record in path)
+    hatched = [s.title for s in contributions.steps(records, run["baseline"]) if s.overlaps or s.loses]
+    tail = f" Hatched, since they share a gain or lose: {', '.join(hatched)}." if hatched else ""
+    return f"Waterfall of the standard request's time on one machine: {totals}.{tail}"
+
+
+def prediction_figure(run: dict) -> Figure:
+    """Predicted beside measured decode time of the measured rungs."""
+    plots.use_style()
+    measured = [r for r in records_of(run) if r.status == "measured" and "decode" in r.predicted]
+    fig = Figure(figsize=(11, 1.8 + 0.5 * len(measured)), layout="constrained")
+    ax = fig.subplots()
+    places = range(len(measured))
+    ax.barh([y - 0.2 for y in places], [r.median_ms("decode") for r in measured], 0.38,
+            color=plots.STAGE_COLOURS["decode"], label="measured")  # fmt: skip
+    ax.barh([y + 0.2 for y in places], [r.predicted["decode"] for r in measured], 0.38, color="white",
+            edgecolor="black", hatch="//", label="predicted: bytes, arithmetic, launches")  # fmt: skip
+    ax.set_yticks(list(places), [r.title for r in measured])
+    ax.invert_yaxis()
+    ax.set_xlabel("time of decode (ms, log axis: the rung without a cache is far out)")
+    ax.set_xscale("log")
+    ax.xaxis.set_major_formatter(mpl.ticker.FuncFormatter(lambda x, _: f"{x:g}"))
+    ax.grid(axis="y", visible=False)
+    ax.set_title("Decode: predicted and measured")
+    fig.legend(loc="outside lower center", ncols=2, fontsize=10)
+    return fig
+
+
+def prediction_alt(run: dict) -> str:
+    """Alternative text for the figure of predictions, with its figures."""
+    found = [
+        f"{r.title} {r.predicted['decode']:.0f} and {r.median_ms('decode'):.0f} ms"
+        for r in records_of(run)
+        if r.status == "measured" and "decode" in r.predicted
+    ]
+    return f"Pairs of bars, decode time predicted and measured: {', '.join(found)}."
+
+
+def stages_alt(run: dict) -> str:
+    """Alternative text for the figure of stages, with its figures."""
+    found = [f"{r.title} {r.median_ms('wall'):.0f} ms" for r in records_of(run) if r.status == "measured"]
+    return f"Bars cut into tokenise, prefill, decode and detokenise, one for each rung: {', '.join(found)}."
