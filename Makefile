@@ -13,7 +13,7 @@ READY := $(VENV)/.ready
 # JupyterLab refuses to start as root unless told; in a container, root is the usual user.
 ROOT_FLAG := $(if $(filter 0,$(shell id -u 2>/dev/null)),--allow-root)
 
-.PHONY: setup lab test run lint peers gpu clean
+.PHONY: setup lab test run lint exercises peers gpu clean
 
 setup: $(READY)
 
@@ -41,8 +41,9 @@ test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	OMP_NUM_THREADS=1 PYTHONPATH=tests/offline $(BIN)/python -m pytest tests -n 2 --dist loadfile $(TEST_FLAGS)
-	LLM_LATENCY_SCORECARD=$(CURDIR)/run/test-scorecard.json PYTHONPATH=tests/offline $(BIN)/python -m pytest --nbval \
-		--nbval-sanitize-with tests/nbval_sanitize.cfg --nbval-cell-timeout=600 -p no:cacheprovider notebooks
+	LLM_LATENCY_SCORECARD=$(CURDIR)/run/test-scorecard.json LLM_LATENCY_PROGRESS=$(CURDIR)/run/test-progress.json \
+		PYTHONPATH=tests/offline $(BIN)/python -m pytest --nbval --nbval-sanitize-with tests/nbval_sanitize.cfg \
+		--nbval-cell-timeout=600 -p no:cacheprovider notebooks solutions
 
 run: $(READY)
 	$(BIN)/llm-latency run $(RUN_FLAGS)
@@ -50,6 +51,10 @@ run: $(READY)
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+# exercises/ is written from solutions/ and never edited.
+exercises: $(READY)
+	$(BIN)/python tools/make_exercises.py
 
 peers: $(READY)
 	$(BIN)/python -m pip install --quiet -c requirements.lock -e '.[peers]'

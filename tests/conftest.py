@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import exercise_table
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
@@ -56,3 +57,12 @@ def tokenizer():
     from llm_latency import models
 
     return models.load_tokenizer("smollm2-135m")
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Count what the exercises' proofs showed."""
+    reports = [report for report in terminalreporter.stats.get("passed", []) if report.when == "call"]
+    rows = exercise_table.lines(reports)
+    if rows:
+        terminalreporter.section("exercises")
+        terminalreporter.write_line("\n".join(rows))

@@ -17,7 +17,7 @@ IGNORED_OUTPUTS: dict[str, int] = {}
 
 
 def by_name(path: Path) -> str:
-    return path.stem
+    return f"{path.relative_to(ROOT).parts[0]}-{path.stem}"
 
 
 def load(path: Path):
@@ -98,7 +98,8 @@ def test_no_installs_no_downloads_and_no_shell(path):
         tree = ast.parse(cell.source)
         lines = len([line for line in cell.source.splitlines() if line.strip()])
         assert lines <= 16, f"cell {cell.execution_count} has {lines} lines; show one idea per cell"
-        assert not any(isinstance(node, ast.ClassDef) for node in ast.walk(tree)), "classes belong in the library"
+        if "nbgrader" not in cell.metadata:  # a learner may write a class
+            assert not any(isinstance(node, ast.ClassDef) for node in ast.walk(tree)), "classes belong in the library"
 
 
 def test_every_image_has_alternative_text(path):

@@ -40,7 +40,7 @@ def test_flash_attn_is_an_extra_and_never_fatal():
     assert re.search(r'^gpu = \[.*"flash-attn', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
 
 
-@pytest.mark.parametrize("target", ["lab", "test", "run", "lint", "peers", "gpu"])
+@pytest.mark.parametrize("target", ["lab", "test", "run", "lint", "exercises", "peers", "gpu"])
 def test_the_makefile_has_the_promised_targets(target):
     """The README's commands must exist, and each must set up what it needs."""
     match = re.search(rf"^{target}:(.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)

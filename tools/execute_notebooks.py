@@ -5,7 +5,7 @@
     python tools/execute_notebooks.py --figures out/       # also write the figures as PNG files
 
 Each runs from a fresh kernel in its own folder. Metadata is reduced to what does not change from run to run. The
-reader's scorecard is left alone.
+reader's scorecard and progress are left alone.
 """
 
 from __future__ import annotations
@@ -87,7 +87,9 @@ def main() -> int:
     failed = 0
     with taking_turns(), tempfile.TemporaryDirectory() as scratch:
         os.environ["LLM_LATENCY_SCORECARD"] = str(Path(scratch) / "scorecard.json")
-        for path in args.notebooks or sorted(ROOT.glob("notebooks/*.ipynb")):
+        os.environ["LLM_LATENCY_PROGRESS"] = str(Path(scratch) / "progress.json")
+        everything = sorted(ROOT.glob("notebooks/*.ipynb")) + sorted(ROOT.glob("solutions/*/*.ipynb"))
+        for path in args.notebooks or everything:
             try:
                 print(f"{path.name}: {execute(path.resolve()):.0f} s", flush=True)
             except CellExecutionError as error:

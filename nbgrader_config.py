@@ -1,0 +1,22 @@
+"""nbgrader for this course: solutions/ holds the masters, exercises/ what is handed out. See docs/classroom.md."""
+
+from nbconvert.preprocessors import TagRemovePreprocessor
+
+c = get_config()  # noqa: F821  nbgrader defines it
+
+c.CourseDirectory.course_id = "every-millisecond"
+c.CourseDirectory.source_directory = "solutions"
+c.CourseDirectory.release_directory = "exercises"
+
+# An unsolved function raises exactly this, and the checks answer "not solved yet" (llm_latency.checks.STUB).
+c.ClearSolutions.code_stub = {
+    "python": '# Your lines here, in place of the next one.\nraise NotImplementedError("not solved yet")'
+}
+c.ClearSolutions.text_stub = "*Your answer here.*"
+
+# A cell tagged "why" explains a solution: it stays in solutions/ and is left out of exercises/.
+c.GenerateAssignment.preprocessors.append(TagRemovePreprocessor)
+c.TagRemovePreprocessor.enabled = True
+c.TagRemovePreprocessor.remove_cell_tags = {"why"}
+
+c.ExecutePreprocessor.timeout = 120

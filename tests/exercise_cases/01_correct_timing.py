@@ -1,0 +1,313 @@
+"""Answers to the exercises 01, by cell: (the mistake, a part of the message, the lines between the markers)."""
+
+WRONG = {
+    "stage_times": [
+        (
+            "the host's clock around the launch",
+            "that is the launch. The clock did not wait",
+            """
+            times = {}
+            for name, work in stages:
+                begin = time.perf_counter()
+                stream.launch(work)
+                times[name] = times.get(name, 0) + (time.perf_counter() - begin) * 1000
+            return times
+        """,
+        ),
+        (
+            "a synchronise per stage",
+            "between the stages: the queue runs dry",
+            """
+            times = {}
+            stream.synchronize()
+            for name, work in stages:
+                begin = time.perf_counter()
+                stream.launch(work)
+                stream.synchronize()
+                times[name] = times.get(name, 0) + (time.perf_counter() - begin) * 1000
+            return times
+        """,
+        ),
+        (
+            "read at once",
+            "is not reached yet: synchronise before reading elapsed_time, in your line",
+            """
+            times = {}
+            for name, work in stages:
+                begin = stream.record_event()
+                stream.launch(work)
+                end = stream.record_event()
+                times[name] = times.get(name, 0) + begin.elapsed_time(end)
+            return times
+        """,
+        ),
+        (
+            "repeats overwrite each other",
+            "comes several times: add",
+            """
+            marks = {}
+            for name, work in stages:
+                begin = stream.record_event()
+                stream.launch(work)
+                marks[name] = begin, stream.record_event()
+            stream.synchronize()
+            return {name: begin.elapsed_time(end) for name, (begin, end) in marks.items()}
+        """,
+        ),
+        (
+            "one start mark for all",
+            "Does every stage count from the first one's start",
+            """
+            start, ends = stream.record_event(), {}
+            for name, work in stages:
+                stream.launch(work)
+                ends[name] = stream.record_event()
+            stream.synchronize()
+            return {name: start.elapsed_time(end) for name, end in ends.items()}
+        """,
+        ),
+        (
+            "seconds",
+            "Is it in seconds?",
+            """
+            marks, times = [], {}
+            for name, work in stages:
+                begin = stream.record_event()
+                stream.launch(work)
+                marks.append((name, begin, stream.record_event()))
+            stream.synchronize()
+            for name, begin, end in marks:
+                times[name] = times.get(name, 0) + begin.elapsed_time(end) / 1000
+            return times
+        """,
+        ),
+        (
+            "no return",
+            "the result is None: is a `return` missing?",
+            """
+            print(stages)
+        """,
+        ),
+        (
+            "a list instead of a dictionary",
+            "expected dict",
+            """
+            return [work for _, work in stages]
+        """,
+        ),
+        (
+            "empties what it was given",
+            "changed its argument 2",
+            """
+            times = {}
+            while stages:
+                name, work = stages.pop(0)
+                times[name] = times.get(name, 0.0) + work
+            return times
+        """,
+        ),
+        (
+            "loops for ever",
+            "does a loop never end?",
+            """
+            while stages:
+                stream.record_event()
+        """,
+        ),
+    ],
+    "median_and_spread": [
+        (
+            "the mean",
+            "That is the mean: one outlier moves it",
+            """
+            kept = sorted(samples_ms[warmup:])
+            if not kept:
+                raise ValueError("nothing left")
+            return sum(kept) / len(kept), kept[0], kept[-1]
+        """,
+        ),
+        (
+            "warm-up kept",
+            "Are the warm-up samples still in it?",
+            """
+            cuts = statistics.quantiles(samples_ms, n=10, method="inclusive")
+            return statistics.median(samples_ms), cuts[0], cuts[8]
+        """,
+        ),
+        (
+            "warm-up cut off behind sorting",
+            "Were the samples sorted before the warm-up was cut off?",
+            """
+            kept = sorted(samples_ms)[warmup:]
+            return statistics.median(kept), kept[0], kept[-1]
+        """,
+        ),
+        (
+            "the upper one of two in the middle",
+            "the median lies between the two in the middle",
+            """
+            kept = sorted(samples_ms[warmup:])
+            n = len(kept)
+
+            def at(percent):
+                place = percent / 100 * (n - 1)
+                below = int(place)
+                return kept[below] + (place - below) * (kept[min(below + 1, n - 1)] - kept[below])
+
+            return kept[n // 2], at(10), at(90)
+        """,
+        ),
+        (
+            "percentiles without interpolation",
+            "between two samples we interpolate",
+            """
+            kept = sorted(samples_ms[warmup:])
+            n = len(kept)
+            return statistics.median(kept), kept[int(0.1 * (n - 1))], kept[int(0.9 * (n - 1))]
+        """,
+        ),
+        (
+            "sorts what it was given",
+            "changed its argument 1",
+            """
+            samples_ms.sort()
+            return samples_ms[len(samples_ms) // 2], samples_ms[0], samples_ms[-1]
+        """,
+        ),
+        (
+            "only the median",
+            "expected tuple or list",
+            """
+            return statistics.median(samples_ms[warmup:])
+        """,
+        ),
+        (
+            "nothing left is nothing said",
+            "expected ValueError",
+            """
+            kept = samples_ms[warmup:]
+            if len(kept) < 2:
+                return (kept * 3) or (0.0, 0.0, 0.0)
+            cuts = statistics.quantiles(kept, n=10, method="inclusive")
+            return statistics.median(kept), cuts[0], cuts[8]
+        """,
+        ),
+    ],
+    "faulty_lines": [
+        ("one missing", "3 of 4 found. Look again: one outlier decides", "return {3, 5, 9}"),
+        ("an innocent line", "line 10 is innocent: seconds times 1000", "return {3, 5, 9, 10}"),
+        ("all lines", "is innocent", "return set(range(1, 12))"),
+        ("one fault twice", "lines [5, 6] are one fault", "return {3, 5, 6, 9}"),
+        ("text", "expected a number", 'return {"3", "5"}'),
+    ],
+    "benchmark": [
+        (
+            "as it was",
+            "no call was left for warming up",
+            """
+            samples = {name: [] for name in versions}
+            next(iter(versions.values()))(stream)
+            stream.synchronize()
+            for name, work in versions.items():
+                for _ in range(repeats):
+                    begin = time.perf_counter()
+                    work(stream)
+                    samples[name].append((time.perf_counter() - begin) * 1000)
+            return {name: sum(ms) / len(ms) for name, ms in samples.items()}
+        """,
+        ),
+        (
+            "one after the other",
+            "measured one after the other",
+            """
+            medians = {}
+            for name, work in versions.items():
+                samples = []
+                work(stream)
+                stream.synchronize()
+                for _ in range(repeats):
+                    begin = time.perf_counter()
+                    work(stream)
+                    stream.synchronize()
+                    samples.append((time.perf_counter() - begin) * 1000)
+                medians[name] = statistics.median(samples)
+            return medians
+        """,
+        ),
+        (
+            "no wait",
+            "The clock is read before the work is done",
+            """
+            samples = {name: [] for name in versions}
+            for work in versions.values():
+                work(stream)
+            for _ in range(repeats):
+                for name, work in versions.items():
+                    stream.synchronize()
+                    begin = time.perf_counter()
+                    work(stream)
+                    samples[name].append((time.perf_counter() - begin) * 1000)
+            return {name: statistics.median(ms) for name, ms in samples.items()}
+        """,
+        ),
+        (
+            "the mean",
+            "A mean follows those",
+            """
+            samples = {name: [] for name in versions}
+            for work in versions.values():
+                work(stream)
+            stream.synchronize()
+            for _ in range(repeats):
+                for name, work in versions.items():
+                    begin = time.perf_counter()
+                    work(stream)
+                    stream.synchronize()
+                    samples[name].append((time.perf_counter() - begin) * 1000)
+            return {name: statistics.mean(ms) for name, ms in samples.items()}
+        """,
+        ),
+    ],
+}
+
+RIGHT = {
+    "stage_times": [
+        """
+        events = [stream.record_event()]  # the end of one stage is the start of the next
+        for _, work in stages:
+            stream.launch(work)
+            events.append(stream.record_event())
+        events[-1].synchronize()
+        times = dict.fromkeys((name for name, _ in stages), 0.0)
+        for (name, _), begin, end in zip(stages, events, events[1:]):
+            times[name] += begin.elapsed_time(end)
+        return times
+    """
+    ],
+    "median_and_spread": [
+        """
+        kept = samples_ms[warmup:]
+        if len(kept) == 0:
+            raise ValueError("nothing left")
+        if len(kept) == 1:
+            return kept * 3
+        cuts = statistics.quantiles(kept, n=20, method="inclusive")
+        return cuts[9], cuts[1], cuts[17]
+    """
+    ],
+    "faulty_lines": ["return [6, 8, 11, 3]"],
+    "benchmark": [
+        """
+        samples = {}
+        for round in range(repeats + 1):  # the first round is the warm-up
+            order = list(versions) if round % 2 else list(reversed(versions))
+            for name in order:
+                stream.synchronize()
+                begin = time.perf_counter_ns()
+                versions[name](stream)
+                stream.record_event().synchronize()
+                samples.setdefault(name, []).append((time.perf_counter_ns() - begin) / 1e6)
+        return {name: statistics.median(ms[1:]) for name, ms in samples.items()}
+    """
+    ],
+}

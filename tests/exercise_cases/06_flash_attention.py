@@ -1,0 +1,198 @@
+"""Answers to the exercises 06, by cell: (the mistake, a part of the message, the lines between the markers)."""
+
+LOOP = """
+    (queries, head_dim), keys = q.shape, k.shape[0]
+    seen = torch.arange(queries)[:, None] + keys - queries
+    m, l, acc = torch.full((queries, 1), -torch.inf), torch.zeros(queries, 1), torch.zeros(queries, head_dim)
+    for start in range(0, keys, block):
+        scores = q @ k[start : start + block].T / math.sqrt(head_dim)
+        hidden = start + torch.arange(scores.shape[1]) > seen
+        m, l, acc = update(m, l, acc, scores.masked_fill(hidden, -torch.inf), v[start : start + block])
+    return acc / l
+"""
+
+MASKED = """
+    scores = scores.masked_fill(~allowed, -torch.inf)
+    values = values.masked_fill(~allowed.any(0)[:, None], 0)
+    m_new = torch.maximum(m, scores.amax(-1, keepdim=True))
+    origin = m_new.masked_fill(m_new == -torch.inf, 0)
+    weights = torch.exp(scores - origin)
+    shrink = torch.exp(m - origin)
+    return m_new, l * shrink + weights.sum(-1, keepdim=True), acc * shrink + weights @ values
+"""
+
+WRONG = {
+    "update": [
+        (
+            "l keeps its old measure",
+            "The old sum was measured from the old maximum",
+            """
+            m_new = torch.maximum(m, scores.amax(-1, keepdim=True))
+            weights = torch.exp(scores - m_new)
+            return m_new, l + weights.sum(-1, keepdim=True), acc * torch.exp(m - m_new) + weights @ values
+        """,
+        ),
+        (
+            "acc keeps its old measure",
+            "The old acc was measured from the old maximum",
+            """
+            m_new = torch.maximum(m, scores.amax(-1, keepdim=True))
+            weights, shrink = torch.exp(scores - m_new), torch.exp(m - m_new)
+            return m_new, l * shrink + weights.sum(-1, keepdim=True), acc + weights @ values
+        """,
+        ),
+        (
+            "the factor upside down",
+            "exp(m_new - m) is infinite",
+            """
+            m_new = torch.maximum(m, scores.amax(-1, keepdim=True))
+            weights, grow = torch.exp(scores - m_new), torch.exp(m_new - m)
+            return m_new, l * grow + weights.sum(-1, keepdim=True), acc * grow + weights @ values
+        """,
+        ),
+        (
+            "the maximum of the block",
+            "It is the maximum of this block alone",
+            """
+            m_new = scores.amax(-1, keepdim=True)
+            weights, shrink = torch.exp(scores - m_new), torch.exp(m - m_new)
+            return m_new, l * shrink + weights.sum(-1, keepdim=True), acc * shrink + weights @ values
+        """,
+        ),
+        (
+            "one maximum for all rows",
+            "one maximum for all rows",
+            """
+            m_new = torch.maximum(m, scores.max()).max().expand_as(m)
+            weights, shrink = torch.exp(scores - m_new), torch.exp(m - m_new)
+            return m_new, l * shrink + weights.sum(-1, keepdim=True), acc * shrink + weights @ values
+        """,
+        ),
+        (
+            "divided in every step",
+            "It is divided by l already",
+            """
+            m_new = torch.maximum(m, scores.amax(-1, keepdim=True))
+            weights, shrink = torch.exp(scores - m_new), torch.exp(m - m_new)
+            l_new = l * shrink + weights.sum(-1, keepdim=True)
+            return m_new, l_new, (acc * shrink + weights @ values) / l_new
+        """,
+        ),
+        (
+            "no maximum subtracted",
+            "Is m_new subtracted from the scores before exp?",
+            """
+            m_new = torch.maximum(m, scores.amax(-1, keepdim=True))
+            weights = torch.exp(scores)
+            return m_new, l + weights.sum(-1, keepdim=True), acc + weights @ values
+        """,
+        ),
+        (
+            "keepdim forgotten",
+            "m has shape",
+            """
+            m_new = torch.maximum(m[:, 0], scores.amax(-1))
+            return m_new, l, acc
+        """,
+        ),
+        (
+            "in place",
+            "changed its argument 2",
+            """
+            m_new = torch.maximum(m, scores.amax(-1, keepdim=True))
+            weights, shrink = torch.exp(scores - m_new), torch.exp(m - m_new)
+            l *= shrink
+            l += weights.sum(-1, keepdim=True)
+            return m_new, l, acc * shrink + weights @ values
+        """,
+        ),
+        ("FP64", "m has dtype torch.float64; expected torch.float32", "return m.double(), l.double(), acc.double()"),
+    ],
+    "blocked": [
+        ("no mask", "is the causal mask missing?", LOOP.replace(" > seen", " > keys + 0 * seen")),
+        ("top-left", "aligned top-left", LOOP.replace(" + keys - queries", "")),
+        ("off by one", "Off by one", LOOP.replace("> seen", ">= seen")),
+        ("no scale", "1 / sqrt(head_dim) missing?", LOOP.replace(" / math.sqrt(head_dim)", "")),
+        ("1 / head_dim", "Is it 1 / head_dim instead", LOOP.replace("math.sqrt(head_dim)", "head_dim")),
+        (
+            "full blocks only",
+            "The last block, which is not full, was left out",
+            LOOP.replace("range(0, keys, block)", "range(0, keys - block + 1, block)"),
+        ),
+        ("not divided", "Is the division by l missing", LOOP.replace("acc / l", "acc")),
+        (
+            "the whole matrix",
+            "that is the whole matrix",
+            """
+            n, s = q.shape[0], k.shape[0]
+            hidden = torch.ones(n, s, dtype=torch.bool).triu(1 + s - n)
+            return (q @ k.T / math.sqrt(q.shape[1])).masked_fill(hidden, -torch.inf).softmax(-1) @ v
+        """,
+        ),
+        ("a block too long", "raised RuntimeError", LOOP.replace("v[start : start + block])", "v[start : start + 1])")),
+    ],
+    "masked_update": [
+        ("-inf minus -inf", "-inf - -inf is NaN", MASKED.replace("m_new.masked_fill(m_new == -torch.inf, 0)", "m_new")),
+        ("a large negative number", "they weigh exp(0) = 1", MASKED.replace("~allowed, -torch.inf", "~allowed, -1e9")),
+        (
+            "values as they are",
+            "0 * NaN is NaN",
+            MASKED.replace("values.masked_fill(~allowed.any(0)[:, None], 0)", "values"),
+        ),
+        (
+            "hidden scores in the maximum",
+            "Hidden scores count in the maximum",
+            """
+            m_new = torch.maximum(m, scores.amax(-1, keepdim=True))
+            weights = torch.exp(scores - m_new) * allowed
+            shrink = torch.exp(m - m_new)
+            live = (l > 0) | allowed.any(-1, keepdim=True)
+            m_new = torch.where(live, m_new, -torch.inf)
+            return m_new, l * shrink + weights.sum(-1, keepdim=True), acc * shrink + weights @ values
+        """,
+        ),
+    ],
+    "finish": [
+        ("0 / 0", "0 / 0. It shall be zeros", "return acc / l"),
+        ("an epsilon that shows", "the output is wrong", "return acc / (l + 0.1)"),
+    ],
+}
+
+RIGHT = {
+    "update": [
+        """
+        both = torch.cat([m, scores], -1)  # the past as one more key
+        m_new = both.amax(-1, keepdim=True)
+        weights = torch.exp(both - m_new)
+        worth, weights = weights[:, :1], weights[:, 1:]
+        return m_new, worth * l + weights.sum(-1)[:, None], torch.addmm(worth * acc, weights, values)
+    """
+    ],
+    "blocked": [
+        """
+        n, s = q.shape[0], k.shape[0]
+        rows = []
+        for i in range(n):  # a row at a time, its keys in blocks
+            last, m, l, acc = i + s - n, -math.inf, 0.0, torch.zeros(q.shape[1])
+            for start in range(0, last + 1, block):
+                part = slice(start, min(start + block, last + 1))
+                scores = k[part] @ q[i] / q.shape[1] ** 0.5
+                new = max(m, scores.max().item())
+                weights = torch.exp(scores - new)
+                l = l * math.exp(m - new) + weights.sum().item()
+                acc, m = acc * math.exp(m - new) + weights @ v[part], new
+            rows.append(acc / l)
+        return torch.stack(rows)
+    """
+    ],
+    "masked_update": [
+        """
+        scores = torch.where(allowed, scores, -torch.inf)
+        m_new = torch.maximum(m, scores.amax(-1, keepdim=True))
+        origin = m_new.nan_to_num(neginf=0.0)
+        weights, shrink = (scores - origin).exp(), (m - origin).exp()
+        return m_new, l * shrink + weights.sum(-1, keepdim=True), acc * shrink + weights @ values.nan_to_num(0.0)
+    """
+    ],
+    "finish": ["return acc / l.clamp(min=1.0)", "return torch.where(l > 0, acc / l, 0.0)"],
+}
