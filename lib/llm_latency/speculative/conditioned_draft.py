@@ -1,0 +1,93 @@
+"""A draft that reads the target's hidden state: EAGLE's idea with one layer (Li et al. 2024, arXiv 2401.15077).
+
+Entry t of its memory is made of the target's feature of token t and the embedding of token t + 1; the layer predicts
+the feature of token t + 1, and the target's head makes of it the distribution of token t + 2. Beyond the first drafted
+token the target has no features yet, so the layer's own stand in; once the target has verified, they are thrown away
+and the true ones are read.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from llm_latency.speculative.proposal import Drafting, Proposal, check_confidence, no_proposal
+from llm_latency.speculative.rule import SamplingRule
+
+
+class ConditionedDraft:
+    """Drafts with a `FeatureLayer`.
+
+    embedding: the target's input embedding [vocab, hidden]. head: rows of the target's output head for the layer's
+    `head_ids` [v, hidden]; every other id has draft probability 0. min_confidence: stop early, see `Drafting`.
+    """
+
+    needs_features = True
+
+    def __init__(self, layer, embedding: Tensor, head: Tensor, *, min_confidence: float | None = None) -> None:
+        ids = layer.head_ids
+        if embedding.dim() != 2 or head.shape != (ids.shape[0], embedding.shape[1]):
+            raise ValueError(
+                f"expected embedding [vocab, hidden] and head [{ids.shape[0]}, hidden]; got {list(embedding.shape)} "
+                f"and {list(head.shape)}"
+            )
+        if int(ids.min()) < 0 or int(ids.max()) >= embedding.shape[0]:
+            raise ValueError(f"head_ids go up to {int(ids.max())}; the target's vocabulary has {embedding.shape[0]}")
+        self.layer, self.ids = layer, ids
+        self.device = ids.device
+        self.vocab_size = embedding.shape[0]
+        self.embedding = embedding.detach()
+        self.head = head.detach()
+        self.min_confidence = check_confidence(min_confidence)
+        self.cache = None
+        self.ahead: Tensor | None = None  # [1, 1, hidden]: the predicted feature of the last committed token
+        self.start = 0  # entries made of true features
+
+    @classmethod
+    def for_model(cls, layer, model, **options) -> ConditionedDraft:
+        """With the embedding and head of a transformers model, cast to the layer's dtype."""
+        dtype = next(layer.parameters()).dtype
+        embedding = model.get_input_embeddings().weight.detach().to(dtype)
+        head = model.get_output_embeddings().weight.detach()[layer.head_ids].to(dtype)
+        return cls(layer, embedding, head, **options)
+
+    @property
+    def length(self) -> int:
+        """Entries that the layer's cache holds."""
+        return 0 if self.cache is None else self.cache.length
+
+    @property
+    def step_bytes(self) -> int:
+        """Weight bytes that one drafted token reads: the layer, the head's rows, one row of the embedding."""
+        return sum(p.nbytes for p in self.layer.parameters()) + self.head.nbytes + self.embedding[0].nbytes
+
+    def begin(self, prompt: Tensor, first: int, capacity: int, features: Tensor | None) -> None:
+        self.cache = self.layer.new_cache(capacity)
+        tokens = torch.cat([prompt[0, 1:], prompt.new_tensor([first])])  # [n]: those that follow each feature
+        self._read(tokens, features)
+
+    def propose(self, count: int, rule: SamplingRule) -> Proposal:
+        if count < 1:
+            return no_proposal(self.device)
+        drafting, feature = Drafting(rule, self.ids, self.min_confidence), self.ahead
+        for i in range(count):
+            token = drafting.add(self.layer.logits(feature[0], self.head))
+            if token is None or i == count - 1:
+                break
+            feature = self._forward(token, feature[0])
+        return drafting.proposal(self.device)
+
+    def commit(self, tokens: list[int], features: Tensor | None) -> None:
+        self.cache.length = self.start  # what was drafted stood on the layer's own features
+        self._read(torch.tensor(tokens, device=self.device), features[: len(tokens)])
+
+    def _read(self, tokens: Tensor, features: Tensor) -> None:
+        """Add entries of true features [k, hidden] and the tokens [k] that followed them."""
+        self.ahead = self._forward(tokens, features)[:, -1:]
+        self.start = self.cache.length
+
+    def _forward(self, tokens: Tensor, features: Tensor) -> Tensor:
+        embeddings = self.embedding[tokens]  # [k, hidden]
+        start = self.cache.length
+        positions = torch.arange(start, start + tokens.shape[0], device=self.device)
+        return self.layer(embeddings[None], features.to(embeddings.dtype)[None], positions, self.cache)

@@ -1,0 +1,134 @@
+"""What speculation costs and gains on a machine, in numbers that were measured, and what follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from llm_latency.speculative.targets import Reader
+from llm_latency.timing import Comparison, compare
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Everything that decides whether speculation pays.
+
+    survival: entry i is the share of cycles whose first i + 1 proposals were all accepted, so that a cycle at gamma
+    yields 1 + sum(survival[:gamma]) tokens on average. alpha: acceptance per tested token. draft_fixed_ms,
+    draft_token_ms: a cycle's drafting takes the first, and the second for every token. verification_ms: rows read at
+    once -> time of the target's pass; holds 1. choose_ms: choosing and comparing, once per pass of the target.
+    draft_bytes_share: bytes that a draft step reads over those of a target step, None if unknown.
+    """
+
+    survival: tuple[float, ...]
+    alpha: float
+    draft_fixed_ms: float
+    draft_token_ms: float
+    verification_ms: dict[int, float]
+    choose_ms: float
+    draft_bytes_share: float | None = None
+
+    @property
+    def cost_ratio(self) -> float:
+        """c of the theory: time of one drafted token over that of a plain step of the target."""
+        return (self.draft_fixed_ms / len(self.survival) + self.draft_token_ms) / self.verification_ms[1]
+
+    def pass_ms(self, rows: int) -> float:
+        """Time of a target pass over this many rows, on straight lines between and beyond the measured ones."""
+        known = sorted(self.verification_ms)
+        if len(known) == 1:
+            return self.verification_ms[known[0]]
+        above = next((i for i, n in enumerate(known) if n >= rows and i > 0), len(known) - 1)
+        left, right = known[above - 1], known[above]
+        share = (rows - left) / (right - left)
+        return self.verification_ms[left] * (1 - share) + self.verification_ms[right] * share
+
+    def tokens_per_cycle(self, gamma: int) -> float:
+        return 1 + sum(self.survival[:gamma])
+
+    def speedup(self, gamma: int, batch: int = 1) -> float:
+        """Predicted: times faster than plain decoding at this gamma.
+
+        batch: estimated for so many requests side by side, by the time of so many times the rows; the draft's time is
+        taken to grow with the rows as the target's does.
+        """
+        plain = self.pass_ms(batch) + self.choose_ms
+        draft = (self.draft_fixed_ms + gamma * self.draft_token_ms) * self.pass_ms(batch) / self.pass_ms(1)
+        cycle = draft + self.pass_ms(batch * (gamma + 1)) + self.choose_ms
+        return plain * self.tokens_per_cycle(gamma) / cycle
+
+    def best(self, batch: int = 1) -> tuple[int, float]:
+        """The gamma with the largest predicted speed-up, and that speed-up."""
+        return max(
+            ((gamma, self.speedup(gamma, batch)) for gamma in range(1, len(self.survival) + 1)), key=lambda g: g[1]
+        )
+
+    # What if: the same machine with one obstacle taken away.
+
+    def with_free_draft(self) -> Costs:
+        return replace(self, draft_fixed_ms=0.0, draft_token_ms=0.0)
+
+    def with_free_verification(self) -> Costs:
+        return replace(self, verification_ms={1: self.verification_ms[1]})
+
+    def with_acceptance(self, alpha: float) -> Costs:
+        survival = tuple(alpha ** (i + 1) for i in range(len(self.survival)))
+        return replace(self, alpha=alpha, survival=survival)
+
+
+@torch.inference_mode()
+def verification_cost(
+    target: Reader, input_ids: torch.Tensor, counts: Sequence[int] = (1, 2, 4, 6, 8), *, rounds: int = 10
+) -> Comparison:
+    """Time of a target pass over each number of tokens after input_ids [1, n], in turns; names are the numbers.
+
+    On paper checking six tokens costs what one costs, since the weights are read once. Whether it does depends on how
+    much arithmetic the machine has left, and on the kernels.
+    """
+    if 1 not in counts or min(counts) < 1:
+        raise ValueError(f"counts={tuple(counts)}; expected 1, and nothing below it")
+    input_ids = input_ids.to(target.device)
+    target.prefill(input_ids)
+    start = input_ids.shape[1]
+    text = input_ids[0].repeat(1 + max(counts) // start)
+
+    def reading(count: int):
+        tokens = text[None, :count]
+
+        def read() -> None:
+            target.step(tokens)
+            target.crop_to(start)
+
+        return read
+
+    return compare({str(n): reading(n) for n in counts}, rounds=rounds, device=target.device)
+
+
+def survival_of(cycles, gamma: int) -> tuple[float, ...]:
+    """Share of the cycles that proposed `gamma` tokens whose first 1, 2, .. gamma were all accepted."""
+    full = [cycle for cycle in cycles if cycle.proposed == gamma]
+    if not full:
+        return (0.0,) * gamma
+    return tuple(sum(cycle.accepted > i for cycle in full) / len(full) for i in range(gamma))
+
+
+def bytes_share(target, draft) -> float | None:
+    """Bytes of weights that a draft step reads over those of a target step; None if one of them cannot tell."""
+    draft_bytes = step_bytes(getattr(draft, "reader", draft))
+    target_bytes = step_bytes(target)
+    return None if draft_bytes is None or not target_bytes else draft_bytes / target_bytes
+
+
+def step_bytes(model) -> int | None:
+    """Weight bytes that one decode step reads: of a FastDecoder, a transformers model, or a draft that tells."""
+    if hasattr(model, "step_bytes"):
+        return model.step_bytes
+    module = getattr(model, "model", None)
+    if module is None or not hasattr(module, "get_input_embeddings"):
+        return None
+    embedding = module.get_input_embeddings().weight
+    tied = embedding is module.get_output_embeddings().weight  # then it is read whole, as the head
+    total = sum(parameter.nbytes for parameter in module.parameters())
+    return total - (0 if tied else embedding.nbytes)
