@@ -1,0 +1,245 @@
+"""The two kinds of draft, how they are trained on the target's answers, and how well the target accepts them.
+
+Both learn by forward KL: the teacher is the target's own distribution at every answer token, rebuilt from its stored
+feature and cut to the restricted head. A plain draft is a small Llama that starts as the target's first layers. A
+conditioned one is a `FeatureLayer`; late in its training it also reads its own predictions, as it must when it drafts
+more than one token (EAGLE-3, arXiv 2503.01840; HASS, arXiv 2408.15766).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import LlamaForCausalLM
+
+from llm_latency.speculative.feature_layer import FeatureLayer, FeatureShape
+
+DAMPING = 0.1  # of o_proj and down_proj at the start: a layer out of its place begins by saying little
+REGRESSION = 0.1  # weight of the feature's own error beside the KL, for conditioned drafts
+
+
+class PlainStudent(nn.Module):
+    """The target's first layers and final norm; embedding and head stay the target's."""
+
+    def __init__(self, target: LlamaForCausalLM, layers: int) -> None:
+        super().__init__()
+        config = copy.deepcopy(target.config)
+        config.num_hidden_layers = layers
+        self.embedding = [target.model.embed_tokens.weight.detach()]  # in a list: not ours to train or store
+        self.model = type(target.model)(config)
+        self.model.embed_tokens = None
+        ours = {k: v for k, v in target.model.state_dict().items() if k in self.model.state_dict()}
+        self.model.load_state_dict(ours)
+        with torch.no_grad():
+            for layer in self.model.layers:
+                layer.self_attn.o_proj.weight.mul_(DAMPING)
+                layer.mlp.down_proj.weight.mul_(DAMPING)
+
+    def predict(self, tokens: Tensor, features: Tensor, steps: int) -> list[Tensor]:
+        """Features [b, n, hidden] from tokens [b, n]: one forward serves every step of a draft."""
+        embeddings = self.embedding[0][tokens]
+        return [self.model(inputs_embeds=embeddings, use_cache=False).last_hidden_state] * steps
+
+
+class ConditionedStudent(nn.Module):
+    """A FeatureLayer that starts as the target's first layer, fed with the sum of embedding and feature."""
+
+    def __init__(self, target: LlamaForCausalLM, head_ids: Tensor, source: int = 0) -> None:
+        super().__init__()
+        self.embedding = [target.model.embed_tokens.weight.detach()]
+        self.layer = FeatureLayer(FeatureShape.of_config(target.config), head_ids)
+        theirs = target.model.layers[source]
+        attention, mlp = theirs.self_attn, theirs.mlp
+        eye = torch.eye(target.config.hidden_size)
+        with torch.no_grad():
+            self.layer.token_norm.fill_(0.5)
+            self.layer.feature_norm.fill_(0.5)
+            self.layer.join.weight.copy_(torch.cat((eye, eye), dim=1))
+            self.layer.attention_norm.copy_(theirs.input_layernorm.weight)
+            self.layer.qkv.weight.copy_(
+                torch.cat((attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight))
+            )
+            self.layer.output.weight.copy_(attention.o_proj.weight * DAMPING)
+            self.layer.ffn_norm.copy_(theirs.post_attention_layernorm.weight)
+            self.layer.gate_up.weight.copy_(torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)))
+            self.layer.down.weight.copy_(mlp.down_proj.weight * DAMPING)
+            self.layer.out_norm.copy_(target.model.norm.weight)
+
+    def predict(self, tokens: Tensor, features: Tensor, steps: int) -> list[Tensor]:
+        """Features of every position [b, n, hidden], once for each step of a draft.
+
+        Entry j holds, at position p, the prediction that has seen the target's features up to p - 1 - j and its own
+        ones after that, with the true tokens: all drafts of j + 1 tokens at once, each starting at another position.
+        Position 0 and what a draft could not reach is filled with the target's feature.
+        """
+        embeddings = self.embedding[0][tokens[:, 1:]]
+        positions = torch.arange(tokens.shape[1] - 1)
+        cache = RolloutCache()
+        seen = features[:, :-1]
+        outputs = []
+        for _ in range(steps):
+            predicted = self.layer(embeddings, seen, positions, cache)  # index t predicts the feature of t + 1
+            outputs.append(torch.cat((features[:, :1], predicted), dim=1))
+            seen = outputs[-1][:, :-1]
+        return outputs
+
+
+class RolloutCache:
+    """Keys and values of all steps of all drafts side by side, each draft seeing its own.
+
+    Step j at index t sees the first step's keys up to t - j, where the target's features were known, and of each later
+    step i the one key at t - (j - i) that belongs to the same draft.
+    """
+
+    def __init__(self) -> None:
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+
+    def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """As `FeatureCache.extend`, for the next step."""
+        self.keys.append(keys)
+        self.values.append(values)
+        step, tokens = len(self.keys) - 1, keys.shape[2]
+        every = torch.ones(tokens, tokens, dtype=torch.bool)
+        blocks = [every.tril(-step)] + [every.tril(i - step) & every.triu(i - step) for i in range(1, step + 1)]
+        return torch.cat(self.keys, dim=2), torch.cat(self.values, dim=2), torch.cat(blocks, dim=1)
+
+
+# -- data ---------------------------------------------------------------------------------------------------------
+
+
+def frequent_ids(chunks: list[dict], count: int, end: int) -> tuple[Tensor, float]:
+    """The `count` ids that occur most often in the answers, rising, the end of text among them; and the share of
+    answer tokens that they cover."""
+    tokens = torch.cat([chunk["tokens"][_answers(chunk)] for chunk in chunks]).long()
+    counts = tokens.bincount(minlength=end + 1)
+    counts[end] = counts.max() + 1
+    top = counts.argsort(descending=True, stable=True)[: min(count, int((counts > 0).sum()))]
+    return top.sort().values, float(torch.isin(tokens, top).float().mean())
+
+
+def _answers(chunk: dict) -> Tensor:
+    """Which tokens [b, n] are the target's own."""
+    columns = torch.arange(chunk["tokens"].shape[1])
+    return (columns >= chunk["prompt_lengths"][:, None]) & (columns < chunk["lengths"][:, None])
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """tokens int64 [b, n], features FP32 [b, n, hidden], known bool [b, n]: the next token is an answer's."""
+
+    tokens: Tensor
+    features: Tensor
+    known: Tensor
+
+
+def _batch(chunk: dict, rows: Tensor) -> Batch:
+    width = int(chunk["lengths"][rows].max())
+    tokens, features = chunk["tokens"][rows, :width].long(), chunk["features"][rows, :width].float()
+    columns = torch.arange(width)
+    lengths, prompts = chunk["lengths"][rows, None], chunk["prompt_lengths"][rows, None]
+    return Batch(tokens, features, (columns >= prompts - 1) & (columns < lengths - 1))
+
+
+def batches(chunks: list[dict], size: int, generator: torch.Generator) -> Iterator[Batch]:
+    """One epoch in random order. A batch comes from one chunk, whose texts are about equally long."""
+    jobs = []
+    for index, chunk in enumerate(chunks):
+        jobs += [(index, rows) for rows in torch.randperm(len(chunk["lengths"]), generator=generator).split(size)]
+    for i in torch.randperm(len(jobs), generator=generator).tolist():
+        yield _batch(chunks[jobs[i][0]], jobs[i][1])
+
+
+# -- training -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TrainOptions:
+    """rollout: drafts' steps trained, and from which share of the run on."""
+
+    epochs: float = 2.0
+    batch: int = 16
+    lr: float = 2e-3
+    steps: int = 1
+    rollout_from: float = 0.5
+    seed: int = 3
+
+
+def loss_of(student: nn.Module, batch: Batch, head_rows: Tensor, steps: int) -> Tensor:
+    """Mean KL from the target to the student over known positions, averaged over a draft's steps; plus, for
+    conditioned drafts, the error of the predicted feature."""
+    teacher = F.linear(batch.features[batch.known], head_rows).log_softmax(dim=-1)  # [m, v]
+    total = 0.0
+    for predicted in student.predict(batch.tokens, batch.features, steps):
+        mine = predicted[batch.known]
+        logits = F.linear(mine, head_rows).log_softmax(dim=-1)
+        total = total + F.kl_div(logits, teacher, log_target=True, reduction="batchmean")
+        if isinstance(student, ConditionedStudent):
+            truth = batch.features[batch.known]
+            total = total + REGRESSION * (mine - truth).square().mean() / truth.square().mean()
+    return total / steps
+
+
+def train(
+    student: nn.Module,
+    chunks: list[dict],
+    head_rows: Tensor,
+    options: TrainOptions,
+    report: Callable[[int, float, float], None],
+) -> None:
+    """Train in place. `report(tokens seen, CPU seconds, loss)` is called at 1/8, 1/4, 1/2, 3/4 and the end.
+
+    Muon (Jordan et al. 2024) for matrices, AdamW for norms, both with a cosine down to zero.
+    """
+    torch.manual_seed(options.seed)
+    parameters = [p for p in student.parameters() if p.requires_grad]
+    rate = options.lr
+    optimisers = [
+        torch.optim.Muon(
+            [p for p in parameters if p.dim() == 2], lr=rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"
+        ),
+        torch.optim.AdamW([p for p in parameters if p.dim() != 2], lr=rate, weight_decay=0.0),
+    ]
+    generator = torch.Generator().manual_seed(options.seed)
+    per_epoch = sum(-(-len(chunk["lengths"]) // options.batch) for chunk in chunks)
+    total = max(1, round(options.epochs * per_epoch))
+    marks = {max(1, round(total * share)) for share in (0.125, 0.25, 0.5, 0.75, 1.0)}
+    seen, done, spent, recent = 0, 0, 0.0, []
+    student.train()
+    while done < total:
+        for batch in batches(chunks, options.batch, generator):
+            start = time.process_time()
+            share = done / total
+            factor = min(1.0, (done + 1) / 20) * 0.5 * (1 + math.cos(math.pi * share))
+            for optimiser in optimisers:
+                for group in optimiser.param_groups:
+                    group["lr"] = rate * factor
+            steps = options.steps if share >= options.rollout_from else 1
+            loss = loss_of(student, batch, head_rows, steps)
+            loss.backward()
+            for optimiser in optimisers:
+                optimiser.step()
+                optimiser.zero_grad(set_to_none=True)
+            seen += int(batch.known.sum())
+            recent = [*recent[-19:], float(loss.detach())]
+            done += 1
+            spent += time.process_time() - start
+            if done % 20 == 0:
+                print(
+                    f"step {done}/{total}: {seen} tokens, {spent:.0f} s, loss {sum(recent) / len(recent):.4f}",
+                    flush=True,
+                )
+            if done in marks:
+                student.eval()
+                report(seen, spent, sum(recent) / len(recent))
+                student.train()
+            if done == total:
+                break
+    student.eval()
