@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -262,28 +263,38 @@ def test_the_plan_alternates_the_way_and_measures_the_rest_once():
     assert [i for i, _ in runner.plan(rungs.RUNGS, 1)] == [0] * len(rungs.RUNGS)
 
 
-def test_an_interrupted_run_continues_and_measures_nothing_twice(tiny_directory, tmp_path, quick_ceilings, monkeypatch):
-    """Ctrl-C in the middle: what is finished stays; a changed option or model is another run, and says so."""
-    options = dict(names=["sdpa"], profile=tiny_directory, rounds=1, warmup=0, repeats=1)
-    real, started = runner._run_one, []
+@pytest.fixture
+def instant(monkeypatch):
+    """Processes that measure nothing and leave a record at once; `stop_at` names the rung at which Ctrl-C comes."""
 
-    def interrupted(entry, *args, **kwargs):
-        started.append(entry.name)
-        if entry.name == "sdpa" and len(started) == 2:
+    def run(command, **options):
+        fields = dict(zip(command[3::2], command[4::2], strict=False))
+        run.started.append(fields["--rung"])
+        if fields["--rung"] == run.stop_at:
+            run.stop_at = None
             raise KeyboardInterrupt
-        return real(entry, *args, **kwargs)
+        record(fields["--rung"]).write(Path(fields["--out"]))
+        return subprocess.CompletedProcess(command, 0, "", "")
 
-    monkeypatch.setattr(runner, "_run_one", interrupted)
+    run.started, run.stop_at = [], None
+    monkeypatch.setattr(runner.subprocess, "run", run)
+    return run
+
+
+def test_an_interrupted_run_continues_and_measures_nothing_twice(tiny_directory, tmp_path, quick_ceilings, instant):
+    """Ctrl-C in the middle: what is finished stays; a changed option or model is another run, and says so."""
+    options = dict(names=["sdpa"], profile=tiny_directory, rounds=2, warmup=0, repeats=1)
+    folder, instant.stop_at = tmp_path / "a", "sdpa"
     with pytest.raises(KeyboardInterrupt):
-        experiment.run_ladder(tmp_path / "a", **options)
-    assert runner.finished_parts(tmp_path / "a") == 1 and not (tmp_path / "a" / "ladder.json").exists()
-    assert resume.unfinished(tmp_path) == tmp_path / "a"
-    before = (tmp_path / "a" / "kv-cache.0.json").read_text()
+        experiment.run_ladder(folder, **options)
+    assert runner.finished_parts(folder) == 1 and not (folder / "ladder.json").exists()
+    assert resume.unfinished(tmp_path) == folder
     with pytest.raises(ValueError, match=r"holds another run \(options.repeats: 1 was, 2 is\)"):
-        experiment.run_ladder(tmp_path / "a", **options | {"repeats": 2})
-    run = experiment.run_ladder(tmp_path / "a", **options)
-    assert [entry["status"] for entry in run["rungs"]] == ["measured"] * 2
-    assert (tmp_path / "a" / "kv-cache.0.json").read_text() == before
+        experiment.run_ladder(folder, **options | {"repeats": 2})
+    instant.started.clear()
+    run = experiment.run_ladder(folder, **options)
+    assert sorted(instant.started) == ["kv-cache", "sdpa", "sdpa"], "the finished part is not measured again"
+    assert [len(entry["samples_ms"]["wall"]) for entry in run["rungs"]] == [6, 6]  # two processes of three
     assert resume.unfinished(tmp_path) is None
 
 
@@ -295,28 +306,23 @@ def test_what_makes_another_run():
     assert resume.differences(old, new) == ["the library's code", "machine.torch: '1' was, '2' is", "the model's files"]
 
 
-def test_ctrl_c_on_the_command_line_loses_nothing(tiny_directory, tmp_path, quick_ceilings, monkeypatch):
+def test_ctrl_c_on_the_command_line_loses_nothing(tiny_directory, tmp_path, quick_ceilings, instant):
     """The words say where the finished parts are and how to go on, and the next call goes on there."""
-    real, stop = runner._run_one, [True]
-
-    def interrupted(entry, *args, **kwargs):
-        if entry.name == "sdpa" and stop.pop():
-            raise KeyboardInterrupt
-        return real(entry, *args, **kwargs)
-
-    monkeypatch.setattr(runner, "_run_one", interrupted)
+    instant.stop_at = "sdpa"
     arguments = ["run", "--rungs", "sdpa", "--model", tiny_directory, "--out", str(tmp_path), "--rounds", "1"]
-    arguments += ["--repeats", "1", "--warmup", "0"]
     result = CliRunner().invoke(cli.app, arguments)
     assert result.exit_code == 130 and "interrupted: 1 finished processes are kept" in " ".join(result.stderr.split())
-    other = CliRunner().invoke(cli.app, [*arguments[:-1], "-1"])
+    other = CliRunner().invoke(cli.app, [*arguments, "--warmup", "-1"])
     assert other.exit_code == 1 and "warmup=-1" in other.stderr
-    stop.append(False)
     result = CliRunner().invoke(cli.app, arguments)
     assert result.exit_code == 0, result.output
     assert "continuing" in result.stderr and "1 processes are done" in " ".join(result.stderr.split())
     assert len(list(tmp_path.glob("*/ladder.json"))) == 1
     assert "What each step gave" in result.output
+    instant.stop_at = "sdpa"
+    CliRunner().invoke(cli.app, [*arguments, "--fresh"])
+    result = CliRunner().invoke(cli.app, [*arguments, "--repeats", "2"])
+    assert result.exit_code == 0 and "options.repeats: 5 was, 2 is" in " ".join(result.stderr.split())
 
 
 def test_models_that_the_ladder_cannot_serve_are_told_at_once(tiny_directory, tmp_path):

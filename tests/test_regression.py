@@ -40,7 +40,9 @@ def cases(tiny_llama):
 
 
 def where(report: RegressionReport) -> dict[str, str]:
-    return dict(report.failures)
+    """What is wrong, by case."""
+    names = dict(report.failures)
+    return {name: "; ".join(what for place, what in report.failures if place == name) for name in names}
 
 
 def test_equal_models_pass(tiny_llama, cases):
@@ -82,13 +84,17 @@ class ShiftedStepper(TransformersStepper):
 
 def test_a_shifted_cache_fails(tiny_llama, cases):
     """Positions off by one in every step: one pass over a text would not show it, since there is no step in one."""
+    with torch.no_grad():  # random attention is nearly uniform, and would not notice where a token stands
+        for layer in tiny_llama.model.layers:
+            for weight in (layer.self_attn.q_proj.weight, layer.self_attn.k_proj.weight, layer.self_attn.o_proj.weight):
+                weight.mul_(6.0)
     shifted = ShiftedStepper(tiny_llama)
     shifted_prompt = shifted.prefill(cases["medium"])
     assert torch.equal(shifted_prompt, TransformersStepper(tiny_llama).prefill(cases["medium"]))
     report = regression_test(tiny_llama, shifted, cases, exact=True, rounds=0)
     # The greedy text may survive for a while; the distributions do not.
     assert "where exactness is promised" in where(report)["all cases"]
-    assert report.mean_kl > 1e-3
+    assert report.mean_kl > 10 * report.thresholds.exact_kl
     assert regression_test(tiny_llama, TransformersStepper(tiny_llama), cases, exact=True, rounds=0).passed
 
 
