@@ -20,6 +20,7 @@ def two_sum(numbers, target):
 """
 
 _QUESTION = "Explain to a beginner why this solution works and how long it takes."
+_QUOTE = "Write the solution out again, word for word, in a code block, and nothing else."
 
 # Notes between statement and solution; as many tokens of them are used as the wanted length leaves room for.
 _NOTES = (
@@ -43,8 +44,22 @@ def standard_prompt(tokenizer, tokens: int = PROMPT_TOKENS) -> str:
 
     Raises ValueError if `tokens` is too small for the statement and the question, or no cut gives that number.
     """
+    return _fitted(tokenizer, tokens, _QUESTION)
+
+
+def quoting_prompt(tokenizer, tokens: int = PROMPT_TOKENS) -> str:
+    """The same request with another question, whose answer quotes the prompt: for drafting by looking the prompt up.
+
+    It is as long as the standard request and gets as many tokens for an answer, so that both take a plain decoder the
+    same time. Raises as `standard_prompt`.
+    """
+    return _fitted(tokenizer, tokens, _QUOTE)
+
+
+def _fitted(tokenizer, tokens: int, question: str) -> str:
+    """The request with a question, its notes cut so that it has exactly `tokens` ids."""
     notes = _token_ids(tokenizer, _NOTES)
-    least = len(encode_prompt(tokenizer, _text(tokenizer, "")))
+    least = len(encode_prompt(tokenizer, _text(tokenizer, "", question)))
     if tokens < least:
         raise ValueError(f"tokens={tokens}: the request without its notes already has {least} tokens")
     filler = notes * (1 + (tokens - least) // len(notes) + 1)
@@ -53,7 +68,7 @@ def standard_prompt(tokenizer, tokens: int = PROMPT_TOKENS) -> str:
     keep = tokens - least
     tried: set[int] = set()
     for offset in [0] * 10 + sorted(range(-8, 9), key=abs):
-        text = _text(tokenizer, tokenizer.decode(filler[: max(0, keep + offset)]))
+        text = _text(tokenizer, tokenizer.decode(filler[: max(0, keep + offset)]), question)
         missing = tokens - len(encode_prompt(tokenizer, text))
         if missing == 0:
             return text
@@ -88,5 +103,5 @@ def _token_ids(tokenizer, text: str) -> list[int]:
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def _text(tokenizer, notes: str) -> str:
-    return chat_text(tokenizer, f"{_STATEMENT}{notes}\n{_SOLUTION}{_QUESTION}")
+def _text(tokenizer, notes: str, question: str) -> str:
+    return chat_text(tokenizer, f"{_STATEMENT}{notes}\n{_SOLUTION}{question}")

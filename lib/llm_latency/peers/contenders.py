@@ -11,6 +11,7 @@ import torch
 
 from llm_latency import models
 from llm_latency.engine import FastDecoder
+from llm_latency.experiment import speculation
 from llm_latency.generation import generate
 from llm_latency.timing import LatencyTimer
 
@@ -30,7 +31,8 @@ Answerer = Callable[[list[int], int], Answer]  # prompt ids, number of new token
 @dataclass(frozen=True, slots=True)
 class Contender:
     """name: in the JSON. title: in the table. build: makes the Answerer, in its own process. ours: from this library.
-    package: what must be importable; remedy: what to do where it is not. default_only: runs the bundled model alone."""
+    package: what must be importable; remedy: what to do where it is not. default_only: runs the bundled model alone.
+    draft: the shipped draft that it needs."""
 
     name: str
     title: str
@@ -39,24 +41,28 @@ class Contender:
     package: str | None = None
     remedy: str = ""
     default_only: bool = False
+    draft: str | None = None
 
     def unavailable(self, profile: str | None) -> str | None:
         """Why this machine cannot run it, with the remedy; or None."""
         if self.package and importlib.util.find_spec(self.package) is None:
             return f"{self.package} is not installed: {self.remedy}"
-        if self.default_only and (profile or models.choose_profile()[0].name) != "smollm2-135m":
-            return "it reads the bundled model's GGUF file, and this is another model"
-        return None
+        default = (profile or models.choose_profile()[0].name) == "smollm2-135m"
+        if self.default_only and not default:
+            return "it needs files of the bundled model, and this is another model"
+        return speculation.unavailable(self.draft) if self.draft and default else None
 
 
 class _Clock:
-    """A transformers streamer that notes when each token comes. The first call brings the prompt, not a token."""
+    """A transformers streamer that notes when tokens come, and how many. The first call brings the prompt."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
+        self.counts: list[int] = []
 
-    def put(self, _tokens) -> None:
+    def put(self, tokens) -> None:
         self.times.append(time.perf_counter())
+        self.counts.append(tokens.numel())
 
     def end(self) -> None:
         pass
@@ -78,7 +84,10 @@ def _transformers(model, **options) -> Answerer:
             **options,
         )
         first, last = clock.times[1], clock.times[-1]
-        return Answer((first - start) * 1e3, (last - first) * 1e3, out[0, len(prompt) :].tolist())
+        # Assisted generation hands over its first cycle's tokens together: the pace behind them stands for all tokens
+        # but the very first.
+        decode = (last - first) * (new_tokens - 1) / max(1, sum(clock.counts[2:]))
+        return Answer((last - start - decode) * 1e3, decode * 1e3, out[0, len(prompt) :].tolist())
 
     return answer
 
@@ -86,7 +95,11 @@ def _transformers(model, **options) -> Answerer:
 def _stepper(stepper) -> Answerer:
     def answer(prompt: list[int], new_tokens: int) -> Answer:
         timer = LatencyTimer(stepper.device)
-        out = generate(stepper, torch.tensor([prompt]), new_tokens, timer=timer)
+        ids = torch.tensor([prompt])
+        if hasattr(stepper, "generate"):  # a speculative decoder
+            out = stepper.generate(ids, new_tokens, timer=timer)
+        else:
+            out = generate(stepper, ids, new_tokens, timer=timer)
         prefill, decode = timer.get_elapsed_ms("prefill"), timer.get_elapsed_ms("decode")
         return Answer(prefill, decode, out.sequences[0, len(prompt) :].tolist())
 
@@ -95,6 +108,20 @@ def _stepper(stepper) -> Answerer:
 
 def _hf(dtype: torch.dtype) -> Callable[[str | None], Answerer]:
     return lambda profile: _transformers(models.load_target(profile, dtype=dtype))
+
+
+def _hf_assisted(dtype: torch.dtype) -> Callable[[str | None], Answerer]:
+    """transformers' own speculative decoding, as it comes: it sets the number of drafted tokens itself."""
+
+    def build(profile: str | None) -> Answerer:
+        draft = models.load_draft(profile, dtype=dtype)
+        return _transformers(models.load_target(profile, dtype=dtype), assistant_model=draft)
+
+    return build
+
+
+def _speculative(weights: str, draft: str) -> Callable[[str | None], Answerer]:
+    return lambda profile: _stepper(speculation.build(profile, weights, draft))
 
 
 def _compiled(model) -> Answerer:
@@ -185,6 +212,8 @@ CONTENDERS: list[Contender] = [
     Contender("hf-fp32", "transformers generate, FP32", _hf(torch.float32)),
     Contender("hf-bf16", "transformers generate, BF16", _hf(torch.bfloat16)),
     Contender("hf-compiled", "transformers generate, BF16, static cache, compiled", _hf_compiled),
+    Contender("hf-assisted-fp32", "transformers assisted, FP32", _hf_assisted(torch.float32), draft="plain"),
+    Contender("hf-assisted", "transformers assisted, BF16", _hf_assisted(torch.bfloat16), draft="plain"),
     Contender("torchao-int8", "torchao INT8 in transformers", _torchao(8), package="torchao", remedy=EXTRA),
     Contender("torchao-int4", "torchao INT4 in transformers", _torchao(4), package="torchao", remedy=EXTRA),
     Contender("torchao-int8-compiled", "the same INT8, compiled", _torchao(8, True), package="torchao", remedy=EXTRA),
@@ -205,6 +234,21 @@ CONTENDERS: list[Contender] = [
     Contender("fast-int8", "FastDecoder INT8", _fast("int8"), ours=True),
     Contender("fast-int4", "FastDecoder INT4, head INT8", _fast("int4"), ours=True),
     Contender("fast-int4-all", "FastDecoder INT4, head too", _fast("int4", head="int4"), ours=True),
+    Contender(
+        "speculative-plain",
+        "FastDecoder BF16, the same plain draft",
+        _speculative("bfloat16", "plain"),
+        ours=True,
+        draft="plain",
+    ),
+    Contender(
+        "speculative",
+        "FastDecoder BF16, conditioned draft",
+        _speculative("bfloat16", "conditioned"),
+        ours=True,
+        draft="conditioned",
+        default_only=True,
+    ),
 ]
 
 

@@ -181,9 +181,10 @@ class SpeculativeDecoder:
                 self.draft.begin(request.prompt, sequence[-1], capacity, self._features())
             request.prompt = None
 
+        # One token of a cycle is the target's own, so never draft more than leaves room for it.
+        count = min(self._gamma(request), request.remaining - 1)
         with timer.stage("draft"):
-            # One token of a cycle is the target's own, so never draft more than leaves room for it.
-            proposal = self.draft.propose(min(self._gamma(request), request.remaining - 1), rule)
+            proposal = self.draft.propose(count, rule)
         with timer.stage("verify"):
             last = torch.tensor([sequence[-1]], device=self.device)
             logits = self.target.step(torch.cat([last, proposal.tokens])[None])[0]  # [k + 1, vocab]
