@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import io
 import json
+import re
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
-from llm_latency import claims, hardware
-from llm_latency.claims import CONDITION, HOLDS, IMPOSSIBLE, NOT_MEASURED, speculation_claims
+from llm_latency import claims, cli, hardware
+from llm_latency.claims import CONDITION, HOLDS, IMPOSSIBLE, NOT_MEASURED, measuring, speculation_claims
 from llm_latency.claims.check import ffn_compute_bound, least_number
+from llm_latency.claims.serving_claims import simulated_flattery
 from llm_latency.roofline import Peak, gpu_peak
 
 # Every id of the two articles. It never changes; a claim that is missing is a claim that was dropped.
@@ -183,8 +187,7 @@ def own_figures(tmp_path, monkeypatch):
 
 def test_what_a_notebook_settles_stands_in_the_ledger(own_figures, capsys):
     """The notebook's verdict and the ledger's must come from the same figures."""
-    check = claims.settle("B9", decode_gain=0.9, prefill_gain=2.2)
-    assert check.verdict == CONDITION
+    claims.settle("B9", decode_gain=0.9, prefill_gain=2.2)
     assert capsys.readouterr().out.startswith("on this machine: B9 holds under a condition: ")
     claims.settle("B9", decode_gain=2.0)  # a second run replaces that figure and keeps the other
     row = next(row for row in claims.ledger([claims.own()]) if row.id == "B9")
@@ -229,6 +232,22 @@ def test_the_ladder_settles_claims_by_its_medians():
     assert found.values["A14"]["ends_share"] == pytest.approx(2 / 131)
     assert found.values["A8"] == {"limit_share": 0.4}
     assert claims.ledger([found])  # every figure is one that its check knows
+
+
+def test_the_ladder_settles_speculation_against_the_same_weights():
+    """Against a slower format's plain decoding every speculation would win."""
+    from test_experiment import a_run, record
+
+    entries = [
+        record(),
+        record("int4", scale=0.1, weights="int4", launch_ms=0.5),
+        record("fast", scale=0.5, weights="bfloat16"),
+        record("speculative", scale=0.4, weights="bfloat16", acceptance=0.7, draft_cost=0.2, tokens_per_pass=2.5),
+    ]
+    found = claims.from_ladder(a_run(*entries)).values
+    assert found["B14"] == found["A9"] == pytest.approx({"gain": 1.25, "acceptance": 0.7, "cost_ratio": 0.2})
+    assert found["A10"] == pytest.approx({"acceptance": 0.7, "cost_ratio": 0.2})
+    assert "B14" not in claims.from_ladder(a_run(*entries[:3])).values
 
 
 def test_a_gpu_record_settles_b13():
@@ -327,3 +346,44 @@ def test_thresholds_are_the_least_number():
     assert ffn_compute_bound("llama-2-7b", peak, least)
     assert not ffn_compute_bound("llama-2-7b", peak, least - 1)
     assert not ffn_compute_bound("llama-2-7b", Peak("slow", 1.0, 1e6), least)
+
+
+def test_the_command_shows_one_claim_in_full_and_refuses_an_unknown_one(own_figures):
+    """An id that does not exist must not print an empty ledger."""
+    shown = CliRunner().invoke(cli.app, ["claims", "A16", "--results", str(own_figures)])
+    assert shown.exit_code == 0 and "A16: impossible as stated (arithmetic)" in shown.output
+    assert "add up to p" in shown.output and "A15" not in shown.output
+    wrong = CliRunner().invoke(cli.app, ["claims", "B18", "--results", str(own_figures)])
+    assert wrong.exit_code == 1 and "no claim 'B18'" in wrong.stderr
+    everything = CliRunner().invoke(cli.app, ["claims", "--results", str(own_figures)])
+    assert everything.exit_code == 0 and all(name in everything.output for name in IDS)
+    missing = CliRunner().invoke(cli.app, ["claims", "--run", str(own_figures)])
+    assert missing.exit_code == 1 and "llm-latency run" in " ".join(missing.stderr.split())
+
+
+def test_what_was_measured_is_written_and_read_again(own_figures, monkeypatch):
+    """A record that its own reader does not know would never reach the ledger."""
+    monkeypatch.setattr(measuring, "Subject", lambda profile: None)
+    monkeypatch.setattr(measuring, "MEASUREMENTS", {"clock": lambda subject: {"B1": {"flattery": 7.0}}})
+    found = measuring.measure_claims()
+    assert found.here and found.values == {"B1": {"flattery": 7.0}}
+    path = measuring.write(found, own_figures)
+    assert path.name.endswith("-claims.json")
+    (read,) = claims.recorded(own_figures)
+    assert read.values == found.values and not read.here and read.date == found.date
+    with pytest.raises(ValueError, match="unknown measurement 'warp'"):
+        measuring.measure_claims(["warp"])
+
+
+def test_the_simulated_clock_flatters_as_claimed():
+    """B1 at the claim's own figures, on a simulated device: the factor must come out near 5, not near 1."""
+    assert 4 < simulated_flattery() < 6
+
+
+def test_measurements_name_only_figures_that_the_checks_know():
+    """A misspelt name would show only at the end of two minutes of measuring."""
+    source = inspect.getsource(measuring)
+    for claim, known in ((name, check.figures) for name, check in claims.CHECKS.items()):
+        for block in re.findall(rf'"{claim}": \{{(.*?)\}}[,\n}}]', source, re.DOTALL):
+            for figure in re.findall(r'"([a-z_0-9]+)":', block):
+                assert figure in known, f"{claim}: {figure}"

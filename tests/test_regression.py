@@ -11,7 +11,10 @@ from xml.etree import ElementTree
 import pytest
 import torch
 from scipy.stats import chi2_contingency
+from test_experiment import tiny_directory  # noqa: F401
+from typer.testing import CliRunner
 
+from llm_latency import cli
 from llm_latency.compat import with_cache
 from llm_latency.generation import TransformersStepper, generate
 from llm_latency.quality import Thresholds, regression_test, standard_cases
@@ -314,3 +317,17 @@ def test_standard_cases_hold_the_edges(tokenizer):
     assert list(standard_cases(tokenizer, 20, new_tokens=16)) == ["one token", "at the context limit"]
     with pytest.raises(ValueError, match="max_positions=16"):
         standard_cases(tokenizer, 16, new_tokens=16)
+
+
+def test_the_command_line_gate(tiny_directory, tmp_path):  # noqa: F811
+    """Exit code, JUnit file and table from one command; a rung that is no rung is one sentence."""
+    arguments = ["regress", "--model", tiny_directory, "--rounds", "0"]
+    junit = tmp_path / "report.xml"
+    result = CliRunner().invoke(cli.app, [*arguments, "--rung", "sdpa", "--junit", str(junit)])
+    assert result.exit_code == 0, result.output
+    assert "PASSED" in result.output and "at the context limit" in result.output
+    assert ElementTree.parse(junit).getroot().get("failures") == "0"
+    strict = CliRunner().invoke(cli.app, [*arguments, "--rung", "half-alone", "--kl", "0"])
+    assert strict.exit_code == 1 and "mean KL" in " ".join(strict.stderr.split())
+    wrong = CliRunner().invoke(cli.app, [*arguments, "--rung", "warp"])
+    assert wrong.exit_code == 1 and "unknown rung 'warp'" in " ".join(wrong.stderr.split())

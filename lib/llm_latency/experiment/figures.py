@@ -38,8 +38,7 @@ def waterfall_figure(run: dict) -> Figure:
     )
     ax.set_title("One request: what each step took away")
     if any(hatched):
-        words = "hatched: alone it saves more than here, or it loses here"
-        ax.text(0.99, 0.97, words, transform=ax.transAxes, ha="right", va="top", fontsize=10)
+        ax.set_xlabel("hatched: alone it saves more than here, or it loses here", fontsize=10)
     return fig
 
 
@@ -59,12 +58,16 @@ def prediction_figure(run: dict) -> Figure:
     measured = [r for r in records_of(run) if r.status == "measured" and "decode" in r.predicted]
     fig = Figure(figsize=(11, 1.8 + 0.5 * len(measured)), layout="constrained")
     ax = fig.subplots()
-    places = range(len(measured))
-    ax.barh([y - 0.2 for y in places], [r.median_ms("decode") for r in measured], 0.38,
-            color=plots.STAGE_COLOURS["decode"], label="measured")  # fmt: skip
-    ax.barh([y + 0.2 for y in places], [r.predicted["decode"] for r in measured], 0.38, color="white",
-            edgecolor="black", hatch="//", label="predicted: bytes, arithmetic, launches")  # fmt: skip
-    ax.set_yticks(list(places), [r.title for r in measured])
+    for y, record in enumerate(measured):
+        ends = record.predicted["decode"], record.median_ms("decode")
+        ax.plot(ends, (y, y), color=plots.OTHER_COLOUR, marker="", linewidth=1.5)
+        ax.plot(ends[0], y, "o", markerfacecolor="white", markeredgecolor="black", markersize=9)
+        ax.plot(ends[1], y, "s", color=plots.STAGE_COLOURS["decode"], markersize=9)
+    ax.plot(
+        [], [], "o", markerfacecolor="white", markeredgecolor="black", label="predicted: bytes, arithmetic, launches"
+    )
+    ax.plot([], [], "s", color=plots.STAGE_COLOURS["decode"], label="measured")
+    ax.set_yticks(range(len(measured)), [r.title for r in measured])
     ax.invert_yaxis()
     ax.set_xlabel("time of decode (ms, log axis: the rung without a cache is far out)")
     ax.set_xscale("log")
@@ -82,7 +85,7 @@ def prediction_alt(run: dict) -> str:
         for r in records_of(run)
         if r.status == "measured" and "decode" in r.predicted
     ]
-    return f"Pairs of bars, decode time predicted and measured: {', '.join(found)}."
+    return f"Pairs of marks, decode time predicted and measured: {', '.join(found)}."
 
 
 def stages_alt(run: dict) -> str:

@@ -60,7 +60,7 @@ def differences(old: dict, new: dict, prefix: str = "") -> list[str]:
     return found
 
 
-def claim(folder: Path, wanted: dict) -> bool:
+def take(folder: Path, wanted: dict) -> bool:
     """Make `folder` this run's: True if it holds a part of the same run, False if it is new.
 
     Raises ValueError that says what differs if it holds another run.

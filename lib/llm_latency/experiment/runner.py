@@ -18,7 +18,7 @@ from llm_latency.experiment.rungs import BASELINE, Rung, choose
 from llm_latency.openmp import process_environment
 from llm_latency.request import NEW_TOKENS, PROMPT_TOKENS, standard_prompt
 
-BUDGET_S = 5.0  # seconds of measured answers in one process
+BUDGET_S = 4.0  # seconds of measured answers in one process
 
 
 def run_ladder(
@@ -50,7 +50,7 @@ def run_ladder(
     wanted = settings_of(names, profile, **options)
     rungs, profile = choose(names), wanted["profile"]
     folder.mkdir(parents=True, exist_ok=True)
-    resume.claim(folder, wanted)
+    resume.take(folder, wanted)
     ceilings = hardware.ceilings()
 
     records: dict[str, RungRecord] = {}
