@@ -119,7 +119,8 @@ class FeatureLayer(nn.Module):
         if not 1 <= max_length <= self.shape.positions:
             raise ValueError(f"max_length must be from 1 to {self.shape.positions}, got {max_length}")
         size = (batch, self.shape.kv_heads, max_length, self.shape.head_dim)
-        return FeatureCache(self.join.weight.new_zeros(size), self.join.weight.new_zeros(size))
+        like = self.out_norm  # a matrix may have been quantised, a norm never is
+        return FeatureCache(like.new_zeros(size), like.new_zeros(size))
 
     def forward(self, embeddings: Tensor, features: Tensor, positions: Tensor, cache=None) -> Tensor:
         """Predict the next features [b, k, hidden].
