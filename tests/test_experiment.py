@@ -233,6 +233,7 @@ def test_contributions_add_up_to_the_total():
     assert product == pytest.approx(1 / 0.7 / 0.5) and together == pytest.approx(0.9 / 0.93 * 0.4 / 0.1)
     assert [r.name for r in experiment.best_order(records, "kv-cache")] == ["kv-cache", "sdpa", "fast", "int4"]
     assert experiment.best(records).name == "int4"
+    assert experiment.best([*records, record("other", scale=0.01, own_request=True)]).name == "int4"
     assert report.step_rows(run)[1][-1] == "loses"
     assert report.step_rows(run)[-1][:4] == ["together", "131 ms", "13 ms", "118 ms"]
     with pytest.raises(ValueError, match="no step of the way was measured alone"):

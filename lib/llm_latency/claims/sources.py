@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llm_latency import files, scorecard, show
-from llm_latency.claims.check import ClaimCheck, Figures
+from llm_latency.claims.check import Figures
+from llm_latency.experiment import contributions
 from llm_latency.experiment.record import RungRecord
 
 KIND = "claims"
@@ -36,7 +37,7 @@ def _own_file() -> Path:
     return scorecard.path().with_name("claims.json")
 
 
-def settle(claim: str, **figures: float) -> ClaimCheck:
+def settle(claim: str, **figures: float) -> None:
     """Judge a claim by figures just measured, print the verdict, and keep the figures for the ledger of notebook 12.
 
     Kept beside the scorecard, on this machine only; figures of the same name are replaced. Raises KeyError for an
@@ -53,7 +54,6 @@ def settle(claim: str, **figures: float) -> ClaimCheck:
     files.write_atomically(_own_file(), json.dumps(stored, indent=1))
     check = CHECKS[claim](own)
     show.here(f"{claim} {check.verdict}: {'; '.join(check.measured)}")
-    return check
 
 
 def own() -> Findings:
@@ -85,15 +85,14 @@ def from_ladder(run: Mapping, *, source: str = "ladder", here: bool = False) -> 
         return rungs[slow].median_ms(stage) / rungs[fast].median_ms(stage)
 
     baseline = rungs.get(run["baseline"])
-    path = [record for record in rungs.values() if record.on_path]
     if baseline is not None:
-        best = min(path, key=lambda record: record.median_ms("wall"), default=baseline)
+        best = contributions.best(list(rungs.values()))
         put("A2", speedup=gain(baseline.name, best.name, "wall"), perplexity_change=_change(baseline, best))
         put("A2", baseline_ms=baseline.median_ms("wall"), best_ms=best.median_ms("wall"))
         put("A14", ends_share=_ends(baseline), ends_share_best=_ends(best))
         put("B5", decode_share=baseline.median_ms("decode") / baseline.median_ms("wall"))
         shares = baseline.share_of_limit
-        put("A8", limit_share=shares.get("decode"))
+        put("A8", limit_share=shares.get("decode"), launch_share=_launch_share(baseline))
         put("B6", prefill_share=shares.get("prefill"), decode_share=shares.get("decode"))
     put("B9", prefill_gain=gain("sdpa", "half", "prefill"), decode_gain=gain("sdpa", "half", "decode"))
     put("B8", gain=gain("half", "compiled", "decode"))
@@ -105,7 +104,34 @@ def from_ladder(run: Mapping, *, source: str = "ladder", here: bool = False) -> 
         put("B11", decode_gain=gain("fast", "int4", "decode"), loss=_change(rungs["fast"], rungs["int4"]))
         if int4_bytes and bf16_bytes:
             put("B11", smaller=1 - int4_bytes / bf16_bytes)
+    speculation = _speculation(list(rungs.values()))
+    for claim in ("A9", "B14"):
+        put(claim, **speculation)
+    put("A10", **{name: value for name, value in speculation.items() if name != "gain"})
     return Findings(source, machine_name(run["machine"]), run["date"], values, here)
+
+
+def _speculation(records: list[RungRecord]) -> dict[str, float | None]:
+    """Of the speculative rung that gains most over the fastest plain one with the same weights: its gain in decode."""
+    best: dict[str, float | None] = {}
+    for record in records:
+        plain = [
+            other.median_ms("decode")
+            for other in records
+            if other.acceptance is None and (other.weights, other.cache) == (record.weights, record.cache)
+        ]
+        if record.acceptance is None or record.own_request or not plain:
+            continue
+        gain = min(plain) / record.median_ms("decode")
+        if gain > (best.get("gain") or 0.0):
+            best = {"gain": gain, "acceptance": record.acceptance, "cost_ratio": record.draft_cost}
+    return best
+
+
+def _launch_share(record: RungRecord) -> float | None:
+    if record.launch_ms is None:
+        return None
+    return record.launch_ms * (record.new_tokens - 1) / record.median_ms("decode")
 
 
 def _ends(record: RungRecord) -> float:

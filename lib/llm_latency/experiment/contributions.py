@@ -88,8 +88,8 @@ def steps(records: Sequence[RungRecord], baseline: str) -> list[Step]:
 
 
 def best(records: Sequence[RungRecord]) -> RungRecord | None:
-    """The fastest measured rung, on the way or beside it."""
-    measured = [record for record in records if record.status == "measured"]
+    """The fastest measured rung, on the way or beside it, of those that answer the standard request."""
+    measured = [record for record in records if record.status == "measured" and not record.own_request]
     return min(measured, key=lambda record: record.median_ms("wall"), default=None)
 
 

@@ -25,6 +25,7 @@ class RungRecord:
     weights: str = ""
     cache: str = ""
     on_path: bool = False
+    own_request: bool = False  # it answers another request than the standard one: no ratio to the others but in passing
     alone: str = ""  # the rung that adds this one's step to the baseline alone
     exact: bool = False
     load_s: float | None = None

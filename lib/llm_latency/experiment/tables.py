@@ -44,7 +44,8 @@ def _row(record: RungRecord, baseline: RungRecord) -> list[str]:
     speed_up, same = "-", "-"
     if baseline.status == "measured":
         speed_up = f"{baseline.median_ms('wall') / record.median_ms('wall'):.2f}"
-        same = f"{sum(a == b for a, b in zip(record.ids, baseline.ids, strict=False))} of {len(baseline.ids)}"
+        if not record.own_request:
+            same = f"{sum(a == b for a, b in zip(record.ids, baseline.ids, strict=False))} of {len(baseline.ids)}"
     shares = ", ".join(f"{stage} {share:.0%}" for stage, share in record.share_of_limit.items())
     return [
         record.title,

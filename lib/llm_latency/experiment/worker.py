@@ -17,7 +17,7 @@ from llm_latency.compiled import StaticStepper
 from llm_latency.experiment.record import STAGES, RungRecord
 from llm_latency.experiment.rungs import BASELINE, Rung, rung
 from llm_latency.generation import Response, Stepper, respond
-from llm_latency.request import NEW_TOKENS, PROMPT_TOKENS, encode_prompt
+from llm_latency.request import NEW_TOKENS, PROMPT_TOKENS, encode_prompt, standard_prompt
 from llm_latency.timing import measure
 
 QUALITY_TOKENS = 512
@@ -47,6 +47,7 @@ def measure_rung(
     entry = rung(name)
     facts = dict(name=name, title=entry.title, notebook=entry.notebook, weights=entry.weights, cache=entry.cache)
     facts |= dict(on_path=entry.on_path, exact=entry.exact, alone=entry.alone)
+    facts |= dict(own_request=entry.prompt is not standard_prompt)
     reason = entry.unavailable()
     if reason:
         return RungRecord(status="unavailable", reason=reason, **facts)
