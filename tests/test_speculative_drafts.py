@@ -215,6 +215,27 @@ def test_conditioned_draft_in_bfloat16_on_a_float32_target():
     assert torch.equal(output.sequences, generate(TransformersStepper(model), ids, 30).sequences)
 
 
+def test_a_quantised_conditioned_draft():
+    """INT8 moves the acceptance alone, leaves the given layer as it was, and counts fewer bytes."""
+    model = small_llama(2, hidden_size=64, num_attention_heads=4, num_key_value_heads=2)
+    plain = conditioned(model, [0, 1, 2, 3, 4])
+    before = {name: value.clone() for name, value in plain.layer.state_dict().items()}
+    quantised = ConditionedDraft.for_model(plain.layer, model, weights="int8")
+    assert all(torch.equal(before[name], value) for name, value in plain.layer.state_dict().items())
+    layer = sum(p.nbytes for p in plain.layer.parameters())
+    assert plain.step_bytes == layer + 5 * 64 * 4 + 64 * 4
+    assert quantised.step_bytes < 0.5 * plain.step_bytes
+    ids = torch.tensor([[3, 1, 4, 1]])
+    output = SpeculativeDecoder(model, quantised, 3).generate(ids, 30)
+    assert torch.equal(output.sequences, generate(TransformersStepper(model), ids, 30).sequences)
+    reader = CroppableStepper(model, keep_features=True)
+    reader.prefill(ids)
+    with torch.inference_mode():
+        for draft in (plain, quantised):
+            draft.begin(ids, 2, 40, reader.features)
+    torch.testing.assert_close(quantised.ahead, plain.ahead, rtol=0.1, atol=0.1)
+
+
 def test_a_head_that_does_not_fit_is_named():
     """Rows for other ids than the layer's would name wrong tokens without an error."""
     model = small_llama(2)

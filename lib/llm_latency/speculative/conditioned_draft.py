@@ -8,9 +8,12 @@ and the true ones are read.
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import copy
 
+import torch
+from torch import Tensor, nn
+
+from llm_latency.quantization import Int8Linear, QuantizedLinear, quantize_
 from llm_latency.speculative.proposal import Drafting, Proposal, check_confidence, no_proposal
 from llm_latency.speculative.rule import SamplingRule
 
@@ -37,19 +40,28 @@ class ConditionedDraft:
         self.device = ids.device
         self.vocab_size = embedding.shape[0]
         self.embedding = embedding.detach()
-        self.head = head.detach()
+        self.head: nn.Module = head_linear(head)
         self.min_confidence = check_confidence(min_confidence)
         self.cache = None
         self.ahead: Tensor | None = None  # [1, 1, hidden]: the predicted feature of the last committed token
         self.start = 0  # entries made of true features
 
     @classmethod
-    def for_model(cls, layer, model, **options) -> ConditionedDraft:
-        """With the embedding and head of a transformers model, cast to the layer's dtype."""
+    def for_model(cls, layer, model, *, weights: str | None = None, **options) -> ConditionedDraft:
+        """With the embedding and head of a transformers model, cast to the layer's dtype.
+
+        weights: "int8" or "int4" quantises a copy of the layer, and the head's rows in INT8; None leaves them.
+        """
         dtype = next(layer.parameters()).dtype
         embedding = model.get_input_embeddings().weight.detach().to(dtype)
         head = model.get_output_embeddings().weight.detach()[layer.head_ids].to(dtype)
-        return cls(layer, embedding, head, **options)
+        if weights is None:
+            return cls(layer, embedding, head, **options)
+        layer = copy.deepcopy(layer)
+        quantize_(layer, weights, keep_bfloat16=True)
+        draft = cls(layer, embedding, head, **options)
+        draft.head = Int8Linear.from_linear(draft.head, keep_bfloat16=True)
+        return draft
 
     @property
     def length(self) -> int:
@@ -59,7 +71,10 @@ class ConditionedDraft:
     @property
     def step_bytes(self) -> int:
         """Weight bytes that one drafted token reads: the layer, the head's rows, one row of the embedding."""
-        return sum(p.nbytes for p in self.layer.parameters()) + self.head.nbytes + self.embedding[0].nbytes
+        parts = [*self.layer.modules(), self.head]
+        quantised = [part for part in parts if isinstance(part, QuantizedLinear)]
+        plain = [p for part in parts if not isinstance(part, QuantizedLinear) for p in part.parameters(recurse=False)]
+        return sum(part.nbytes for part in quantised + plain) + self.embedding[0].nbytes
 
     def begin(self, prompt: Tensor, first: int, capacity: int, features: Tensor | None) -> None:
         self.cache = self.layer.new_cache(capacity)
@@ -71,7 +86,7 @@ class ConditionedDraft:
             return no_proposal(self.device)
         drafting, feature = Drafting(rule, self.ids, self.min_confidence), self.ahead
         for i in range(count):
-            token = drafting.add(self.layer.logits(feature[0], self.head))
+            token = drafting.add(self.head(feature[0]))  # [1, v]
             if token is None or i == count - 1:
                 break
             feature = self._forward(token, feature[0])
@@ -91,3 +106,10 @@ class ConditionedDraft:
         start = self.cache.length
         positions = torch.arange(start, start + tokens.shape[0], device=self.device)
         return self.layer(embeddings[None], features.to(embeddings.dtype)[None], positions, self.cache)
+
+
+def head_linear(rows: Tensor) -> nn.Linear:
+    """A linear layer over given rows [v, hidden], without a copy of them."""
+    linear = nn.Linear(rows.shape[1], rows.shape[0], bias=False, device="meta")
+    linear.weight = nn.Parameter(rows.detach(), requires_grad=False)
+    return linear
