@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from types import SimpleNamespace
 
 import pytest
@@ -56,3 +57,37 @@ def test_self_check_reports_the_timer_and_measure(quick, monkeypatch):
     monkeypatch.setattr(timing, "self_check", lambda: SimpleNamespace(report=lambda: "0.9 us a stage"))
     result = CliRunner().invoke(cli.app, ["doctor", "--self-check"])
     assert "0.9 us a stage" in result.output
+
+
+def test_a_taken_port_is_passed_over_and_none_left_is_said():
+    """JupyterLab on a taken port opens someone else's server; a seat without any must be known before the class."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        assert not doctor._port(port, tries=1).works and doctor._port(port, tries=1).needed
+        assert doctor._port(port, tries=20).found != str(port)
+
+
+def test_a_folder_that_cannot_be_written_is_said(monkeypatch):
+    """A learner whose notebook cannot be saved loses the hour."""
+
+    def refuse(dir):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(doctor.tempfile, "TemporaryFile", refuse)
+    check = doctor._writable()
+    assert not check.works and check.needed and "Permission denied" in check.found
+
+
+def test_others_on_the_gpu_are_seen(monkeypatch):
+    """A busy GPU makes every figure of the class wrong, and nobody notices."""
+    monkeypatch.setattr(doctor.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(doctor.torch.cuda, "memory_reserved", lambda: 0)
+    monkeypatch.setattr(doctor, "_nvidia_smi", lambda *fields: "compute_mode Default")
+    for used_gb, works in ((0.5, True), (20, False)):
+        monkeypatch.setattr(doctor.torch.cuda, "mem_get_info", lambda used=used_gb: (int((80 - used) * 1e9), int(80e9)))
+        check = doctor._gpu_sharing()
+        assert check.works == works and "compute_mode Default" in check.found
+    monkeypatch.undo()
+    monkeypatch.setattr(doctor.subprocess, "run", lambda *_, **__: (_ for _ in ()).throw(FileNotFoundError()))
+    assert doctor._nvidia_smi("name") == ""

@@ -104,21 +104,33 @@ def test_a_set_reads_as_the_others_do(name):
     """Links to the notebook, minutes, difficulty, size, hints; a folded why that only the solution holds."""
     cells = exercise_sets.cells(name)
     assert f"solutions/{name}" in cells[0].source and "../../notebooks/" in cells[0].source
-    for place, cell in enumerate(cells):
-        if role(cell) not in ("solution", "check", "manual"):
-            continue
-        assert cell.id == cell.metadata.nbgrader.grade_id
-        assert role(cell) != "check" or cell.metadata.nbgrader.points > 0
-        if role(cell) == "solution" and role(cells[place - 1]) == "text":
-            text, size = cells[place - 1].source, len(exercise_sets.REGION.search(cell.source)[2].split("\n")) - 1
-            head = re.match(r"## \d+ · .+\n\n\d+ minutes · (?:easy|medium|hard) · \(roughly (\d+) lines?\)\n", text)
-            assert head, f"{cell.id}: the text above begins with title, minutes, difficulty, (roughly N lines)"
-            assert abs(int(head[1]) - size) <= max(2, 0.4 * size), f"{cell.id} has {size} lines"
-            assert text.count("<details><summary>Hint") >= 1
-        if role(cell) == "check":
-            assert cells[place + 1].metadata.get("tags") == ["why"]
-            assert cells[place + 1].source.startswith("<details><summary>Why</summary>\n\n")
+    place = {cell.id: number for number, cell in enumerate(cells)}
+    for cell in cells:
+        if role(cell) in ("solution", "check", "manual"):
+            assert cell.id == cell.metadata.nbgrader.grade_id
+            assert role(cell) == "solution" or cell.metadata.nbgrader.points > 0
+    for exercise in exercise_sets.exercises(name):
+        why = cells[place[exercise.check] + 1]
+        assert why.metadata.get("tags") == ["why"] and why.source.startswith("<details><summary>Why</summary>\n\n")
+        above = [cell for cell in cells[: place[exercise.solutions[0]]] if role(cell) == "text"]
+        text = above[-1].source
+        head = re.match(r"## \d+ · .+\n\n\d+ minutes · (?:easy|medium|hard) · \(roughly (\d+) lines?\)\n", text)
+        assert head, f"{exercise.check}: its text begins with title, minutes, difficulty, (roughly N lines)"
+        regions = [exercise_sets.REGION.search(cells[place[cell]].source)[2] for cell in exercise.solutions]
+        size = sum(line.strip() != "" for region in regions for line in region.split("\n"))
+        assert abs(int(head[1]) - size) <= max(2, 0.4 * size), f"{exercise.check} has {size} lines"
+        assert text.count("<details><summary>Hint") >= 1
     assert not any("why" in cell.metadata.get("tags", []) for cell in exercise_sets.cells(name, "exercises"))
+
+
+def test_the_classroom_guide_lists_the_set(name):
+    """A teacher plans by the table of points."""
+    marks = [(role(cell), cell.metadata.nbgrader.get("points")) for cell in exercise_sets.cells(name)
+             if role(cell) in ("check", "manual")]  # fmt: skip
+    checks = [points for kind, points in marks if kind == "check"]
+    by_hand = sum(points for kind, points in marks if kind == "manual") or "-"
+    row = f"| {name.replace('_', ' ')} | {len(checks)} | {sum(checks)} | {by_hand} |"
+    assert row in (ROOT / "docs" / "classroom.md").read_text(), row
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import shutil
+import socket
+import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -121,18 +123,62 @@ def _compile() -> Check:
 
 
 def class_checks() -> list[Check]:
-    """What a teacher wants to know of each seat before the class begins: space, memory, quiet cores."""
+    """What a teacher wants to know of each seat before the class begins: space, memory, quiet cores, port, sharing."""
     free = shutil.disk_usage(files.cache_folder()).free / 1e9
     memory = (hardware.memory_bytes() or 0) / 1e9
     cores = hardware.usable_cores()
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    port_free = not (Path.home() / ".jupyter" / "jupyter_server_config.py").exists()
     return [
         Check("disk", free > 3, f"{free:.0f} GB free", "free at least 3 GB", needed=True),
         Check("memory", memory >= 6, f"{memory:.0f} GB", "at least 6 GB; close other programs", needed=True),
         Check("cores", cores >= 2, f"{cores}", "timings on one core are noisy; share fewer seats per machine"),
         Check("quiet", load < 0.5 * cores, f"load {load:.1f} on {cores} cores", "close other programs before timing"),
-        Check(
-            "Jupyter", port_free, "default settings" if port_free else "own jupyter_server_config.py", "check its port"
-        ),
+        _port(),
+        _writable(),
+        _gpu_sharing(),
     ]
+
+
+def _port(first: int = 8888, tries: int = 20) -> Check:
+    """JupyterLab takes the first free port from 8888 on."""
+    for port in range(first, first + tries):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        own = (Path.home() / ".jupyter" / "jupyter_server_config.py").exists()
+        return Check("port", True, f"{port}{'; an own jupyter_server_config.py may choose another' if own else ''}")
+    return Check("port", False, f"none free from {first} on", "close other Jupyter servers, or --port=...", needed=True)
+
+
+def _writable() -> Check:
+    """Learners save their notebooks where they lie."""
+    here = Path.cwd()
+    try:
+        with tempfile.TemporaryFile(dir=here):
+            return Check("write", True, str(here))
+    except OSError as error:
+        return Check("write", False, f"{here}: {error.strerror}", "copy the course to a folder of yours", needed=True)
+
+
+def _gpu_sharing() -> Check:
+    """Whether someone else is on the GPU: then every time measured there is theirs, too."""
+    if not torch.cuda.is_available():
+        return Check("GPU sharing", True, "no GPU: every seat measures its own CPU")
+    free, total = torch.cuda.mem_get_info()
+    used = (total - free - torch.cuda.memory_reserved()) / 1e9
+    modes = _nvidia_smi("compute_mode", "mig.mode.current", "utilization.gpu")
+    found = f"{used:.1f} of {total / 1e9:.0f} GB used by others or the driver{'; ' + modes if modes else ''}"
+    return Check("GPU sharing", used < 2, found, "one at a time when timing: docs/classroom.md, Sharing one GPU")
+
+
+def _nvidia_smi(*fields: str) -> str:
+    """The named facts of the first GPU as text; empty where nvidia-smi is not there."""
+    command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
+    try:
+        lines = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.splitlines()
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    values = [value.strip() for value in lines[0].split(",")] if lines else []
+    return ", ".join(f"{field} {value}" for field, value in zip(fields, values, strict=False))

@@ -29,7 +29,7 @@ def call(fn: Callable, *args: object, limit_s: float = LIMIT_S, may_change: bool
     Raises:
         CheckFailed: it is unsolved, raised (the message names the line), took too long, or changed an argument.
     """
-    value, error = _attempt(fn, args, kwargs, limit_s, may_change)
+    value, error = attempt(fn, args, kwargs, limit_s, may_change)
     if error is not None:
         raise CheckFailed(f"{describe_call(fn, args, kwargs)} raised {_told(error)}") from None
     return value
@@ -40,14 +40,14 @@ def call_raising(expected: type[Exception], fn: Callable, *args: object, why: st
 
     Raises CheckFailed with `why` if it returns or raises something else.
     """
-    value, error = _attempt(fn, args, kwargs, LIMIT_S, may_change=False)
+    value, error = attempt(fn, args, kwargs, LIMIT_S, may_change=False)
     if isinstance(error, expected):
         return error
     found = f"returned {describe(value)}" if error is None else f"raised {_told(error)}"
     raise CheckFailed(f"{describe_call(fn, args, kwargs)} {found}; expected {expected.__name__}: {why}") from None
 
 
-def _attempt(
+def attempt(
     fn: Callable, args: tuple, kwargs: dict, limit_s: float, may_change: bool
 ) -> tuple[object, Exception | None]:
     """(value, None) or (None, the learner's exception)."""
