@@ -189,7 +189,7 @@ def test_bad_calls(tiny_llama, ids):
     [
         ({"weights": "int3"}, "int3"),
         ({"weights": "int8", "head": "float64"}, "float64"),
-        ({"weights": "float32", "head": "int8"}, "FP32 head"),
+        ({"weights": "float32", "head": "int8"}, "compute in"),
         ({"max_length": 0}, "max_length"),
         ({"cache": "int4"}, "cache"),
         ({"max_length": 513}, "513"),
@@ -261,7 +261,7 @@ def test_the_cache_is_fp32_where_bfloat16_is_slow(tiny_llama, ids, native, monke
     """Guards against BF16 attention on a CPU without BF16 instructions: eight times slower, and the same result."""
     monkeypatch.setattr("llm_latency.engine.fast_decoder.bf16_is_native", lambda device: native)
     decoder = FastDecoder.from_model(tiny_llama, "bfloat16")
-    assert decoder.caches[0].keys.dtype == (torch.bfloat16 if native else torch.float32)
+    assert decoder.caches[0].both.dtype == (torch.bfloat16 if native else torch.float32)
     expected = FastDecoder.from_model(tiny_llama).score(ids)
     assert (decoder.score(ids) - expected).norm() / expected.norm() < 0.02
 
@@ -373,3 +373,47 @@ def test_options_are_frozen():
     """Guards against options changed after the weights were laid out by them."""
     with pytest.raises(AttributeError):
         DecoderOptions().weights = "int8"
+
+
+# -- INT8 activations ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def outlier_llama(tiny_llama):
+    """A tiny model with one FFN channel that towers over the rest, as real ones have."""
+    with torch.no_grad():
+        for layer in tiny_llama.model.layers:
+            layer.mlp.up_proj.weight[7] *= 60
+            layer.mlp.down_proj.weight[:, 7] /= 60
+    return tiny_llama
+
+
+def test_smoothing_saves_what_an_outlier_costs(outlier_llama, ids):
+    """Guards against a factor that is divided out and not multiplied in, or that does not help."""
+    exact = FastDecoder.from_model(outlier_llama).score(ids)
+
+    def error(**options) -> float:
+        got = FastDecoder.from_model(outlier_llama, "int8_dynamic", **options).score(ids)
+        return float((got - exact).norm() / exact.norm())
+
+    rough, smooth = error(), error(calibration=ids[:, :20])
+    assert smooth < 0.05 and smooth < 0.7 * rough
+
+
+def test_dynamic_rows_do_not_know_each_other(tiny_llama, ids):
+    """Guards against one scale for several tokens: a loud one would leave the quiet ones without digits."""
+    decoder = FastDecoder.from_model(tiny_llama, "int8_dynamic")
+    together = decoder.score(ids)
+    decoder.prefill(ids[:, :1])
+    singly = torch.cat([decoder.step(ids[:, i : i + 1]) for i in range(1, ids.shape[1])], dim=1)
+    assert (together[:, 1:] - singly).norm() / singly.norm() < 0.04
+
+
+def test_calibration_is_checked(tiny_llama, ids):
+    """Guards against calibration ignored in silence, and against ids of another shape or kind."""
+    with pytest.raises(ValueError, match="int8_dynamic"):
+        FastDecoder.from_model(tiny_llama, "int8", calibration=ids)
+    with pytest.raises(ValueError, match="shape"):
+        FastDecoder.from_model(tiny_llama, "int8_dynamic", calibration=ids[0])
+    with pytest.raises(TypeError, match="int64"):
+        FastDecoder.from_model(tiny_llama, "int8_dynamic", calibration=ids.float())

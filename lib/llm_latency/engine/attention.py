@@ -22,7 +22,7 @@ def rotary_tables(model, positions: int) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """RoPE on x [1, heads, k, head_dim] with the tables' rows [k, head_dim].
+    """RoPE on x [1, heads, k, head_dim] with rows of the tables, [k, head_dim] or [heads, k, head_dim].
 
     In FP32 with the roundings of transformers, so that the results are equal to the bit; else with one rounding less.
     """

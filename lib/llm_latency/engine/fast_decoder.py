@@ -18,6 +18,7 @@ from llm_latency.engine.graphs import GraphedStep
 from llm_latency.engine.static_cache import StaticInt8KV, StaticKV
 from llm_latency.engine.weights import Layer, WeightOptions, check_model, head_rows, make_matrix, read_layers, read_norm
 from llm_latency.precision import bf16_is_native
+from llm_latency.quantization import ffn_smoothing
 
 SPAN_STEP = 128  # a compiled step attends over multiples of this many slots: few shapes, each compiled once
 SMALL_STEP = 8  # tokens: up to here a step runs compiled or as a graph, and INT8 and INT4 use the kernels of decoding
@@ -28,8 +29,10 @@ SCORE_CHUNK = 64  # tokens per pass when a text is scored in FP32 or BF16
 class DecoderOptions:
     """Options of a FastDecoder.
 
-    weights: "float32", "bfloat16", "int8" or "int4". head: format of the output head; None means the same as weights,
-    but INT8 beside INT4, since the head is the matrix that four bits hurt most.
+    weights: "float32", "bfloat16", "int8", "int4", or "int8_dynamic", with INT8 activations as well (CPU only).
+    head: format of the output head; None means the same as weights, but INT8 beside INT4, since the head is the matrix
+    that four bits hurt most. calibration: ids [1, n] of a text like those to come, from which "int8_dynamic" learns its
+    outliers; None: it does not.
     compile: torch.compile the step. max_length: slots of the KV cache, None for 2048 or the model's own limit if lower.
     cache: "int8" for an INT8 KV cache, None for one in the dtype of the activations.
     group_size: of INT4 blocks. keep_bfloat16: BF16 copies of INT8 and INT4 weights for prefill.
@@ -47,12 +50,15 @@ class DecoderOptions:
     keep_bfloat16: bool = True
     cuda_graphs: bool | None = None
     head_ids: Tensor | None = None
+    calibration: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.max_length is not None and self.max_length < 1:
             raise ValueError(f"max_length must be at least 1, got {self.max_length}")
         if self.cache not in (None, "int8"):
             raise ValueError(f"cache must be None or 'int8', got {self.cache!r}")
+        if self.calibration is not None and self.weights != "int8_dynamic":
+            raise ValueError(f"calibration is for weights='int8_dynamic', not {self.weights!r}")
 
 
 class FastDecoder:
@@ -86,7 +92,8 @@ class FastDecoder:
         self.cache_dtype = self.dtype if bf16_is_native(self.device) else torch.float32
         with torch.no_grad():
             self.embedding = model.model.embed_tokens.weight.detach().to(self.dtype)  # [vocab, hidden]
-            self.layers: list[Layer] = read_layers(model, stored)
+            smoothing = None if options.calibration is None else ffn_smoothing(model, options.calibration)
+            self.layers: list[Layer] = read_layers(model, stored, smoothing)
             self.norm = read_norm(model.model.norm, stored)
             self.head = make_matrix(*head_rows(model.lm_head, options.head_ids), stored.head, stored)
             self.cos, self.sin = (table.to(self.cache_dtype) for table in rotary_tables(model, self.max_positions))
@@ -187,18 +194,20 @@ class FastDecoder:
 
         Without a mask, k tokens are either one, which sees the whole span, or a prompt that begins at slot 0.
         """
-        tokens = ids.shape[0]
-        cos, sin = self.cos[positions], self.sin[positions]  # [k, head_dim]
+        tokens, turned = ids.shape[0], self.heads + self.kv_heads
+        # Queries and keys are rotated, values are not: in their rows the tables hold 1 and 0. One operator serves all.
+        shape = (self.kv_heads, tokens, self.head_dim)
+        cos = torch.cat(
+            (self.cos[positions].expand(turned, -1, -1), self.cos.new_ones(shape))
+        )  # [heads + 2 kv, k, dim]
+        sin = torch.cat((self.sin[positions].expand(turned, -1, -1), self.sin.new_zeros(shape)))
         mask = causal_mask(positions, span) if masked else None
         x = self.embedding[ids].float()  # [k, hidden]: the residual stream stays in FP32
         for layer, cache in zip(self.layers, self.caches, strict=True):
-            qkv = layer.qkv.product(self._normalise(x, layer.attention_norm)).to(
-                self.cache_dtype
-            )  # [k, q_dim + 2 * kv_dim]
+            qkv = layer.qkv.product(self._normalise(x, layer.attention_norm)).to(self.cache_dtype)
             qkv = qkv.view(1, tokens, -1, self.head_dim).transpose(1, 2)  # [1, heads + 2 * kv_heads, k, head_dim]
-            qk, v = qkv.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
-            q, k = rotate(qk, cos, sin).split((self.heads, self.kv_heads), dim=1)
-            cache.store(k, v, positions)
+            q, kv = rotate(qkv, cos, sin).split((self.heads, 2 * self.kv_heads), dim=1)
+            cache.store(kv, positions)
             y = attend_grouped(q, *cache.read(span), mask, causal=tokens > 1 and not masked)  # [1, heads, k, head_dim]
             x = x + layer.output.product(y.transpose(1, 2).reshape(tokens, -1).to(self.dtype))
             gate, up = layer.gate_up.product(self._normalise(x, layer.ffn_norm)).chunk(2, dim=-1)
@@ -208,7 +217,7 @@ class FastDecoder:
 
     def _normalise(self, x: Tensor, weight: Tensor) -> Tensor:
         """RMSNorm of x [k, hidden] FP32, in the matrices' dtype."""
-        if self.dtype == torch.float32:  # the formula of transformers, to the bit
+        if self.weights == "float32":  # the formula of transformers, to the bit
             return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.norm_eps))
         # The same by way of the vector's length; `weight` holds the factor sqrt(hidden). Fewer operators, less time.
         length = torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self.norm_floor)

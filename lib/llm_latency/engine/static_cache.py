@@ -9,26 +9,26 @@ from llm_latency.kv_cache.symmetric import SCALE_DTYPE, dequantize, quantize_fin
 
 
 class StaticKV:
-    """Keys and values [1, kv_heads, slots, head_dim] of one layer.
+    """Keys and values of one layer, side by side: [1, 2 * kv_heads, slots, head_dim], written by one operator.
 
     One tensor per layer: a single one for all layers is copied whole at every write once compiled.
     """
 
     def __init__(self, kv_heads: int, slots: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.keys, self.values = (torch.zeros(1, kv_heads, slots, head_dim, dtype=dtype, device=device) for _ in "kv")
+        self.kv_heads = kv_heads
+        self.both = torch.zeros(1, 2 * kv_heads, slots, head_dim, dtype=dtype, device=device)
 
     @property
     def nbytes(self) -> int:
-        return self.keys.nbytes + self.values.nbytes
+        return self.both.nbytes
 
-    def store(self, keys: Tensor, values: Tensor, positions: Tensor) -> None:
-        """Write the keys and values [1, kv_heads, k, head_dim] of k tokens to their slots [k]."""
-        self.keys.index_copy_(2, positions, keys)
-        self.values.index_copy_(2, positions, values)
+    def store(self, both: Tensor, positions: Tensor) -> None:
+        """Write the keys and values [1, 2 * kv_heads, k, head_dim] of k tokens to their slots [k]."""
+        self.both.index_copy_(2, positions, both)
 
     def read(self, span: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of the first `span` slots [1, kv_heads, span, head_dim]; a view, not a copy."""
-        return self.keys.narrow(2, 0, span), self.values.narrow(2, 0, span)
+        """Keys and values of the first `span` slots, each [1, kv_heads, span, head_dim]; views, not copies."""
+        return self.both.narrow(2, 0, span).split(self.kv_heads, dim=1)
 
 
 class StaticInt8KV:
@@ -38,22 +38,21 @@ class StaticInt8KV:
     """
 
     def __init__(self, kv_heads: int, slots: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.dtype = dtype
-        # Keys and values side by side: one tensor of codes, one of scales.
-        self.codes = torch.zeros(2, kv_heads, slots, head_dim, dtype=torch.int8, device=device)
-        self.scales = torch.zeros(2, kv_heads, slots, 1, dtype=SCALE_DTYPE, device=device)
+        self.kv_heads, self.dtype = kv_heads, dtype
+        self.codes = torch.zeros(1, 2 * kv_heads, slots, head_dim, dtype=torch.int8, device=device)
+        self.scales = torch.zeros(1, 2 * kv_heads, slots, 1, dtype=SCALE_DTYPE, device=device)
 
     @property
     def nbytes(self) -> int:
         return self.codes.nbytes + self.scales.nbytes
 
-    def store(self, keys: Tensor, values: Tensor, positions: Tensor) -> None:
+    def store(self, both: Tensor, positions: Tensor) -> None:
         """As `StaticKV.store`."""
-        codes, scales = quantize_finite(torch.cat((keys, values)), dim=-1)  # [2, kv_heads, k, head_dim]
+        codes, scales = quantize_finite(both, dim=-1)  # [1, 2 * kv_heads, k, head_dim] and [.., 1]
         self.codes.index_copy_(2, positions, codes.to(torch.int8))
         self.scales.index_copy_(2, positions, scales)
 
     def read(self, span: int) -> tuple[Tensor, Tensor]:
         """As `StaticKV.read`, but a dequantised copy."""
         both = dequantize(self.codes[:, :, :span], self.scales[:, :, :span], self.dtype)
-        return both[:1], both[1:]
+        return both.split(self.kv_heads, dim=1)

@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from llm_latency.quantization import Int4Linear, Int8Linear, PrepackedWeight, QuantizedLinear
+from llm_latency.quantization import DynamicInt8Weight, Int4Linear, Int8Linear, PrepackedWeight, QuantizedLinear
 
 FAMILIES = ("llama", "qwen2", "mistral")
-FORMATS = ("float32", "bfloat16", "int8", "int4")
+FORMATS = ("float32", "bfloat16", "int8", "int4", "int8_dynamic")
+FLOAT32_INPUTS = ("float32", "int8_dynamic")  # the other formats' kernels read BF16
 
 Product = Callable[[Tensor], Tensor]  # rows [rows, in] -> [rows, out]
 
@@ -57,13 +58,16 @@ class WeightOptions:
         for name in ("weights", "head"):
             if getattr(self, name) not in FORMATS:
                 raise ValueError(f"{name} must be one of {', '.join(FORMATS)}, got {getattr(self, name)!r}")
-        if (self.weights == "float32") != (self.head == "float32"):
-            raise ValueError(f"an FP32 decoder has an FP32 head and no other: weights {self.weights}, head {self.head}")
+        if (self.weights in FLOAT32_INPUTS) != (self.head in FLOAT32_INPUTS):
+            raise ValueError(
+                f"a head reads what the layers compute in: weights {self.weights!r} compute in {self.dtype}, "
+                f"and a head in {self.head!r} does not"
+            )
 
     @property
     def dtype(self) -> torch.dtype:
         """Of the activations between the matrices."""
-        return torch.float32 if self.weights == "float32" else torch.bfloat16
+        return torch.float32 if self.weights in FLOAT32_INPUTS else torch.bfloat16
 
 
 def make_matrix(weight: Tensor, bias: Tensor | None, weights: str, options: WeightOptions) -> Matrix:
@@ -72,6 +76,11 @@ def make_matrix(weight: Tensor, bias: Tensor | None, weights: str, options: Weig
         kind, more = (Int8Linear, {}) if weights == "int8" else (Int4Linear, {"group_size": options.group_size})
         linear: QuantizedLinear = kind.from_weight(weight, bias, keep_bfloat16=options.keep_bfloat16, **more)
         return Matrix(linear.product, linear.nbytes, linear.copy_nbytes, linear.kernel)
+    if weights == "int8_dynamic":
+        packed = DynamicInt8Weight(weight)
+        bias = None if bias is None else bias.detach().float()
+        nbytes = packed.nbytes + (0 if bias is None else bias.nbytes)
+        return Matrix(lambda x: packed.matmul(x, bias), nbytes, 0, packed.kernel)
     dtype = torch.float32 if weights == "float32" else torch.bfloat16
     nbytes = dtype.itemsize * (weight.numel() + (0 if bias is None else bias.numel()))
     weight = weight.detach().to(dtype).contiguous()
@@ -120,13 +129,16 @@ def check_model(model: nn.Module) -> None:
 def read_norm(norm: nn.Module, options: WeightOptions) -> Tensor:
     """An RMSNorm's weight [hidden] FP32, times sqrt(hidden) unless in FP32: as `FastDecoder._normalise` wants it."""
     weight = norm.weight.detach().float()
-    return weight.clone() if options.dtype == torch.float32 else weight * weight.numel() ** 0.5
+    return weight.clone() if options.weights == "float32" else weight * weight.numel() ** 0.5
 
 
-def read_layers(model: nn.Module, options: WeightOptions) -> list[Layer]:
-    """The layers of a checked model, fused and stored as the options say."""
+def read_layers(model: nn.Module, options: WeightOptions, smoothing: list[Tensor] | None = None) -> list[Layer]:
+    """The layers of a checked model, fused and stored as the options say.
 
-    def fuse(*linears: nn.Linear) -> Matrix:
+    smoothing: a factor [intermediate] per layer, moved from the FFN's channels into `down_proj` (`ffn_smoothing`).
+    """
+
+    def fuse(*linears: nn.Linear | _Rows) -> Matrix:
         weight = torch.cat([linear.weight for linear in linears])
         biased = [linear.bias is not None for linear in linears]
         bias = torch.cat([linear.bias for linear in linears]) if all(biased) else None
@@ -140,8 +152,30 @@ def read_layers(model: nn.Module, options: WeightOptions) -> list[Layer]:
             qkv=fuse(layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj),
             output=fuse(layer.self_attn.o_proj),
             ffn_norm=read_norm(layer.post_attention_layernorm, options),
-            gate_up=fuse(layer.mlp.gate_proj, layer.mlp.up_proj),
-            down=fuse(layer.mlp.down_proj),
+            gate_up=fuse(layer.mlp.gate_proj, up),
+            down=fuse(down),
         )
-        for layer in model.model.layers
+        for layer, (up, down) in zip(model.model.layers, _smoothed(model, smoothing), strict=True)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Weight and bias of a linear layer that is no module."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+def _smoothed(model: nn.Module, smoothing: list[Tensor] | None) -> list[tuple]:
+    """Each layer's (up_proj, down_proj): as they are, or with the factor divided out of the one and into the other."""
+    pairs = [(layer.mlp.up_proj, layer.mlp.down_proj) for layer in model.model.layers]
+    if smoothing is None:
+        return pairs
+    return [
+        (
+            _Rows(up.weight.float() / s[:, None], None if up.bias is None else up.bias.float() / s),
+            _Rows(down.weight.float() * s, down.bias),
+        )
+        for (up, down), s in zip(pairs, smoothing, strict=True)
     ]

@@ -14,10 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from llm_latency.precision import bf16_is_native
+
 INT4_GROUPS = (32, 64, 128, 256)  # what the packed INT4 kernels take
 INT8_WIDTH = 32  # the INT8 kernel reads rows in steps of 16 and gives wrong sums, unannounced, for other widths
 INT4_ROWS = 16  # output channels come in sixteens in the CPU's INT4 layout, in eights in CUDA's
 CUDA_INNER_TILES = 8  # of the CUDA layout: a row must be a multiple of 16 * 8
+MANY_ROWS = 16  # from here on a product in a wider format beats the packed kernels on the CPUs we measured
 PLAIN = "dequantise at every call"
 
 
@@ -56,7 +59,7 @@ def int8_kernel(device_type: str) -> str:
         return "fused by torch.compile"
     q = (torch.arange(3 * INT8_WIDTH) * 7 % 255 - 127).to(torch.int8).view(3, INT8_WIDTH)
     scales = torch.ones(3, dtype=torch.bfloat16)
-    return "packed" if _agrees(lambda x: int8_matmul(x, q, scales, "packed"), q) else PLAIN
+    return "packed" if agrees(lambda x: int8_matmul(x, q, scales, "packed"), q) else PLAIN
 
 
 # -- INT4 ---------------------------------------------------------------------------------------------------------
@@ -100,7 +103,7 @@ def _int4_kernel_works(device_type: str) -> bool:
     q = (torch.arange(out * width, device=device_type) * 7 % 16).view(out, width)
     table = torch.ones(width // 32, out, 2, dtype=torch.bfloat16, device=device_type)
     table[..., 1] = 0.5
-    return _agrees(lambda x: int4_matmul(x, int4_pack(q, "packed"), table, 32, "packed"), _int4_dense(q, table, 32))
+    return agrees(lambda x: int4_matmul(x, int4_pack(q, "packed"), table, 32, "packed"), _int4_dense(q, table, 32))
 
 
 def int4_kernel(device_type: str, width: int, group_size: int) -> str:
@@ -115,7 +118,7 @@ def _int4_dense(q: Tensor, scales_and_zeros: Tensor, group_size: int) -> Tensor:
     return ((q.view(out, -1, group_size).float() - 8) * scales + zeros).view(out, width)
 
 
-def _agrees(product: Callable[[Tensor], Tensor], weight: Tensor) -> bool:
+def agrees(product: Callable[[Tensor], Tensor], weight: Tensor) -> bool:
     """Whether product(x) runs here at all and equals x times the weight [out, in], for one row and for five."""
     for rows in (1, 5):
         x = torch.linspace(-1, 1, rows * weight.shape[1], device=weight.device).view(rows, -1).to(torch.bfloat16)
@@ -135,16 +138,18 @@ def _agrees(product: Callable[[Tensor], Tensor], weight: Tensor) -> bool:
 class PrepackedWeight:
     """A BF16 weight [out, in] kept in the layout that oneDNN's matrix kernel wants, so no call has to rearrange it.
 
-    On processors or builds without that kernel, and on CUDA, the weight stays as it is and `matmul` is F.linear.
+    On processors or builds without that kernel, and on CUDA, the weight stays as it is and `matmul` is F.linear; a CPU
+    that cannot multiply BF16 widens the whole weight first where many rows make that pay.
     """
 
-    __slots__ = ("_plain", "packed", "shape")
+    __slots__ = ("_plain", "_widen", "packed", "shape")
 
     def __init__(self, weight: Tensor) -> None:
         weight = weight.detach().to(torch.bfloat16).contiguous()
         self.shape = tuple(weight.shape)
         self._plain = None if weight.device.type == "cpu" and _prepacking_works() else weight
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight) if self._plain is None else None
+        self._widen = weight.device.type == "cpu" and not bf16_is_native("cpu")
 
     @property
     def kernel(self) -> str:
@@ -162,6 +167,9 @@ class PrepackedWeight:
         """x [..., in] BF16 to [..., out] BF16."""
         if self._plain is None:
             return torch.ops.mkldnn._linear_pointwise(x, self.packed, bias, "none", [], "")
+        if self._widen and x.numel() >= MANY_ROWS * x.shape[-1]:
+            y = F.linear(x.float(), self._plain.float(), None if bias is None else bias.float())
+            return y.to(torch.bfloat16)
         return F.linear(x, self._plain, bias)
 
     def __deepcopy__(self, memo: dict) -> PrepackedWeight:
@@ -179,4 +187,4 @@ def _prepacking_works() -> bool:
         packed = torch.ops.mkldnn._reorder_linear_weight(weight)
         return torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
 
-    return bool(torch.backends.mkldnn.is_available()) and _agrees(product, weight)
+    return bool(torch.backends.mkldnn.is_available()) and agrees(product, weight)

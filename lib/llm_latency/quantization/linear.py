@@ -14,14 +14,12 @@ from transformers.pytorch_utils import Conv1D
 from llm_latency.quantization import kernels
 from llm_latency.quantization.rounding import Blocks, check_weight, dequantize_int8, quantize_int4, quantize_int8
 
-MANY_ROWS = 16  # from here on a BF16 product beats the packed kernels on the CPUs we measured
-
 
 class QuantizedLinear(nn.Module):
     """What both have in common: sizes, bias, the optional BF16 copy for prefill, and the bytes.
 
-    keep_bfloat16 keeps a copy of the dequantised weight for inputs of MANY_ROWS rows and more: a faster prefill for
-    more memory. The copy is not part of the state_dict.
+    keep_bfloat16 keeps a copy of the dequantised weight for inputs of kernels.MANY_ROWS rows and more: a faster prefill
+    for more memory. The copy is not part of the state_dict.
     """
 
     bits: int
@@ -83,7 +81,7 @@ class QuantizedLinear(nn.Module):
 
     def product(self, rows: Tensor) -> Tensor:
         """The same without checks or conversions: contiguous BF16 rows [rows, in] to [rows, out]."""
-        if self.copy is not None and rows.shape[0] >= MANY_ROWS:
+        if self.copy is not None and rows.shape[0] >= kernels.MANY_ROWS:
             return self.copy.matmul(rows, self.bias)
         y = self._matmul(rows)
         return y if self.bias is None else y + self.bias

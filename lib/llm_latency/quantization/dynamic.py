@@ -1,0 +1,117 @@
+"""INT8 weights times INT8 activations, the activations rounded anew at each call: W8A8, dynamic.
+
+Weight-only formats widen each weight before they multiply, so their speed ends where one request does: a prompt, or a
+few tokens verified at once, cost as much arithmetic as before. Here the arithmetic itself is in INT8, which every x86
+processor since 2013 multiplies two to four times as fast as FP32. The price is a rounded input: see `smoothing`.
+
+The kernel is PyTorch's FBGEMM (`quantized::linear_dynamic`). On processors without VNNI it adds two products in 16
+bits: 2 * 255 * 127 would overflow there, and did, so the weights keep to -63..63, for which 2 * 255 * 63 = 32,130 fits.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from llm_latency.quantization.kernels import PLAIN, agrees
+from llm_latency.quantization.rounding import check_weight
+
+WEIGHT_LIMIT = 63
+
+
+def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Round a weight [out, in] to codes [out, in] int8 in -63..63 with FP32 scales [out], one per output channel."""
+    check_weight(weight)
+    weight = weight.detach().float()
+    scales = weight.abs().amax(dim=1) / WEIGHT_LIMIT
+    scales = torch.where(scales > 0, scales, 1.0)  # an all-zero channel: any scale will do, the codes are 0
+    q = (weight / scales[:, None]).round_().clamp_(-WEIGHT_LIMIT, WEIGHT_LIMIT).to(torch.int8)
+    return q, scales
+
+
+def row_peaks(x: Tensor) -> Tensor:
+    """The largest magnitude of each row of x [rows, in]: [rows, 1], never 0."""
+    return x.abs().amax(dim=-1, keepdim=True).clamp_(min=torch.finfo(torch.float32).tiny)
+
+
+def round_activations(x: Tensor) -> Tensor:
+    """What the kernel sees of x [rows, in]: 256 steps from the least number to the largest, 0 among them.
+
+    The kernel has one scale for its whole input, so several rows are first brought to the same peak: each has a scale
+    of its own then, a little coarser than if it had come alone.
+    """
+    if x.shape[0] > 1:
+        peaks = row_peaks(x)
+        return _round_all(x / peaks) * peaks
+    return _round_all(x)
+
+
+def _round_all(x: Tensor) -> Tensor:
+    low, high = x.amin().clamp(max=0), x.amax().clamp(min=0)
+    scale = ((high - low) / 255).clamp(min=torch.finfo(torch.float32).tiny)
+    zero = (-low / scale).round()
+    return ((x / scale).round() + zero).clamp(0, 255).sub(zero) * scale
+
+
+class DynamicInt8Weight:
+    """A weight [out, in] in INT8, for products with inputs that are rounded to INT8 on the fly. CPU only.
+
+    Raises TypeError or ValueError for a weight that is no finite float matrix on the CPU.
+    """
+
+    __slots__ = ("codes", "kernel", "packed", "scales", "shape")
+
+    def __init__(self, weight: Tensor) -> None:
+        check_weight(weight)
+        if weight.device.type != "cpu":
+            raise ValueError(f"dynamic INT8 runs on the CPU; this weight is on {weight.device}")
+        self.shape = tuple(weight.shape)
+        self.kernel = dynamic_int8_kernel()
+        codes, scales = quantize_rows(weight)
+        packed = self.kernel != PLAIN
+        self.packed = _pack(codes, scales) if packed else None
+        self.codes, self.scales = (None, None) if packed else (codes, scales)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that one product reads: codes, and per output channel a scale and the sum of its codes."""
+        return self.shape[0] * self.shape[1] + 8 * self.shape[0]
+
+    def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x [rows, in] FP32 to [rows, out] FP32."""
+        if self.packed is None:
+            return F.linear(round_activations(x), self.codes.float() * self.scales[:, None], bias)
+        y = _packed_product(x, self.packed)
+        return y if bias is None else y + bias
+
+
+def _pack(codes: Tensor, scales: Tensor) -> torch.ScriptObject:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # quantised tensors are on their way out; `dynamic_int8_kernel` asks each time
+        zeros = torch.zeros(len(scales), dtype=torch.int64)
+        weight = torch._make_per_channel_quantized_tensor(codes, scales.double(), zeros, 0)
+        return torch.ops.quantized.linear_prepack(weight, None)
+
+
+def _packed_product(x: Tensor, packed: torch.ScriptObject) -> Tensor:
+    """The product of `round_activations(x)` with a packed weight."""
+    if x.shape[0] == 1:
+        return torch.ops.quantized.linear_dynamic(x, packed, False)
+    peaks = row_peaks(x)
+    return torch.ops.quantized.linear_dynamic(x / peaks, packed, False).mul_(peaks)
+
+
+@functools.cache
+def dynamic_int8_kernel() -> str:
+    """Which path this machine takes: "FBGEMM", or PLAIN, which computes the same function in FP32 and saves nothing."""
+    codes, scales = quantize_rows(torch.linspace(-1, 1, 37 * 64).view(37, 64))
+    dense = codes.float() * scales[:, None]
+
+    def product(x: Tensor) -> Tensor:
+        return _packed_product(x.float(), _pack(codes, scales))
+
+    return "FBGEMM" if agrees(product, dense) else PLAIN
