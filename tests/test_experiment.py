@@ -274,7 +274,7 @@ def instant(monkeypatch):
         if fields["--rung"] == run.stop_at:
             run.stop_at = None
             raise KeyboardInterrupt
-        record(fields["--rung"]).write(Path(fields["--out"]))
+        record(fields["--rung"], weights="float32", cache="float32").write(Path(fields["--out"]))
         return subprocess.CompletedProcess(command, 0, "", "")
 
     run.started, run.stop_at = [], None

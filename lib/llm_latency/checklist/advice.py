@@ -9,11 +9,10 @@ import torch
 
 from llm_latency import models, precision, roofline
 from llm_latency.batching.bench import count_waste
-from llm_latency.checklist.subject import Pace, Subject
+from llm_latency.checklist.subject import Pace, Subject, quick_ms
 from llm_latency.doctor import compile_unavailable
 from llm_latency.generation import RecomputeStepper, TransformersStepper
 from llm_latency.speculative.theory import expected_speedup
-from llm_latency.timing import measure
 
 MEASURED, PREDICTED, NOT_HERE = "measured", "predicted", "cannot be measured here"
 NONE = "none: exact"
@@ -64,7 +63,7 @@ def _not_here(why: str, quality: str = "-") -> Advice:
 def _kv_cache(subject: Subject, launch_ms: float) -> Advice:
     without = RecomputeStepper(subject.model)
     without.prefill(subject.ids)
-    step = measure(lambda: without.step(subject.token), warmup=0, repeats=2, device=without.device).median_ms
+    step = quick_ms(lambda: without.step(subject.token), without.device, repeats=2)
     pace = Pace(subject.pace.prefill_ms, step)
     why = f"a step without one takes {step:.0f} ms, with one {subject.pace.step_ms:.0f} ms"
     return _advice(1 / subject.gain(pace), MEASURED, why, in_use=True)
@@ -111,7 +110,7 @@ def _batching(subject: Subject, launch_ms: float) -> Advice:
     many = 8
     rows = subject.ids[:, :many]
     subject.stepper.prefill(subject.ids)
-    wide = measure(lambda: subject.stepper.step(rows), warmup=1, repeats=5, device=subject.model.device).median_ms
+    wide = quick_ms(lambda: subject.stepper.step(rows), subject.model.device, repeats=5)
     gain = many * subject.pace.step_ms / wide
     why = f"a pass over {many} rows takes {wide:.0f} ms, over one {subject.pace.step_ms:.0f}; a lone request gains none"
     return _advice(gain, MEASURED, why, "none; in 16 bits near ties may turn", unit="times the throughput at 8")
@@ -133,7 +132,7 @@ def _speculation(subject: Subject, launch_ms: float) -> Advice:
     gamma, acceptance, cost = 4, 0.6, 0.1
     rows = subject.ids[:, : gamma + 1]
     subject.stepper.prefill(subject.ids)
-    wide = measure(lambda: subject.stepper.step(rows), warmup=1, repeats=5, device=subject.model.device).median_ms
+    wide = quick_ms(lambda: subject.stepper.step(rows), subject.model.device, repeats=5)
     factor = expected_speedup(acceptance, gamma, cost, verification=wide / subject.pace.step_ms)
     pace = Pace(subject.pace.prefill_ms, subject.pace.step_ms / factor)
     why = (

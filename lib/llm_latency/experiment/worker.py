@@ -22,6 +22,8 @@ from llm_latency.timing import measure
 
 QUALITY_TOKENS = 512
 WARM_TOKENS = 8  # of a warm-up answer: it touches every kernel, and compiles what is compiled
+PROBE_TOKENS = 8
+LONGEST_PREFILL_S = 30.0  # a format without hardware for its products takes minutes, and says no more in ten rungs
 LONGEST_ANSWER_S = 180.0  # a slower rung would hold up the whole ladder for one figure
 SLOT_STEP = 512  # a static cache is made this much larger until the answer fits
 TWIN = "twin"
@@ -40,9 +42,10 @@ def measure_rung(
 ) -> RungRecord:
     """Answer the standard request `repeats` times after `warmup` short answers, and keep every sample.
 
-    After `budget_s` seconds no further answer begins, but one is always measured. A rung whose answer would take over
-    three minutes is recorded as unavailable. With quality, a text is scored through the rung's own weights and cache,
-    its top-1 choices are compared with the baseline's, and the time of issuing its operators is measured.
+    After `budget_s` seconds no further answer begins, but one is always measured. A rung whose prefill would take over
+    half a minute, or its answer over three, is recorded as unavailable. With quality, a text is scored through the
+    rung's own weights and cache, its top-1 choices are compared with the baseline's, and the time of issuing its
+    operators is measured.
     """
     entry = rung(name)
     facts = dict(name=name, title=entry.title, notebook=entry.notebook, weights=entry.weights, cache=entry.cache)
@@ -53,6 +56,10 @@ def measure_rung(
         return RungRecord(status="unavailable", reason=reason, **facts)
     started = time.perf_counter()
     stepper = _with_room(entry.build(profile), PROMPT_TOKENS + new_tokens)
+    seconds = _prefill_seconds(stepper)
+    if seconds > LONGEST_PREFILL_S:
+        reason = f"its prefill would take about {seconds:.0f} s here: no hardware for its products"
+        return RungRecord(status="unavailable", reason=reason, **facts)
     tokenizer = models.load_tokenizer(profile)
     record = RungRecord(status="measured", load_s=time.perf_counter() - started, **facts)
     prompt = entry.prompt(tokenizer)
@@ -93,6 +100,15 @@ def _with_room(stepper: Stepper, needed: int) -> Stepper:
         limit = stepper.model.config.max_position_embeddings
         return type(stepper)(stepper.model, max_tokens=min(-(-needed // SLOT_STEP) * SLOT_STEP, limit))
     return stepper
+
+
+def _prefill_seconds(stepper: Stepper) -> float:
+    """About what a prefill of the standard prompt takes, at most, from one of a few tokens."""
+    ids = torch.arange(PROBE_TOKENS, device=stepper.device)[None]
+    stepper.prefill(ids)
+    started = time.perf_counter()
+    stepper.prefill(ids)
+    return (time.perf_counter() - started) * PROMPT_TOKENS / PROBE_TOKENS
 
 
 def _answer_seconds(response: Response, new_tokens: int) -> float:
