@@ -8,8 +8,9 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from typer.testing import CliRunner
 
 from llm_latency import checklist, cli, hardware, models
-from llm_latency.checklist import ITEMS, MEASURED, NOT_HERE, Advice, Item, Stage
+from llm_latency.checklist import ITEMS, MEASURED, NOT_HERE, PREDICTED, Advice, Item, Stage
 from llm_latency.checklist.diagnosis import ranked
+from llm_latency.checklist.subject import Subject
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +93,17 @@ def test_diagnose_a_learners_own_folder(tiny_directory, quick_ceilings):
     assert by_title["KV cache"].how == MEASURED and by_title["KV cache"].in_use
     assert "perplexity" in by_title["16 bits instead of 32"].quality
     assert by_title["FP8"].gain is None or torch.cuda.is_available()
+
+
+def test_a_prefill_that_would_take_minutes_is_extrapolated_and_says_so(tiny_directory, quick_ceilings, monkeypatch):
+    """BF16 on a processor without it: a measured figure that was never measured would be worse than none."""
+    subject = Subject(tiny_directory)
+    assert not subject.pace.extrapolated
+    monkeypatch.setattr("llm_latency.checklist.subject.LONG_MS", 0.0)
+    pace = subject.pace_of(subject.stepper)
+    assert pace.extrapolated and pace.total_ms > 0
+    half = next(item for item in ITEMS if item.title.startswith("16 bits")).advise(subject, 0.1)
+    assert half.how == PREDICTED and "not measured" in half.quality
 
 
 def test_another_architecture_is_one_sentence(tmp_path):

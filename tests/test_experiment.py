@@ -358,6 +358,9 @@ def test_a_long_answer_gets_room_and_a_hopeless_one_is_told(tiny_directory, tmp_
     monkeypatch.setattr(worker, "LONGEST_ANSWER_S", 1e-3)
     refused = worker.measure_rung("no-cache", tiny_directory, **options)
     assert refused.status == "unavailable" and "an answer of 400 tokens would take about" in refused.reason
+    monkeypatch.setattr(worker, "LONGEST_PREFILL_S", 1e-6)
+    emulated = worker.measure_rung("half", tiny_directory, **options)
+    assert emulated.status == "unavailable" and "no hardware for its products" in emulated.reason
 
 
 def test_the_newest_recorded_run_with_the_wanted_rungs(tmp_path):

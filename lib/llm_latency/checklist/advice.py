@@ -60,6 +60,10 @@ def _not_here(why: str, quality: str = "-") -> Advice:
     return _advice(None, NOT_HERE, why, quality)
 
 
+def _how(pace: Pace) -> str:
+    return PREDICTED if pace.extrapolated else MEASURED
+
+
 def _kv_cache(subject: Subject, launch_ms: float) -> Advice:
     without = RecomputeStepper(subject.model)
     without.prefill(subject.ids)
@@ -84,7 +88,7 @@ def _half(subject: Subject, launch_ms: float) -> Advice:
     pace = subject.pace_of(stepper)
     native = "native" if precision.bf16_is_native() else "widened in software"
     why = f"prefill {pace.prefill_ms:.0f} ms, step {pace.step_ms:.1f} ms; 16-bit products are {native} here"
-    return _advice(subject.gain(pace), MEASURED, why, subject.quality_cost(stepper))
+    return _advice(subject.gain(pace), _how(pace), why, subject.quality_cost(stepper, pace))
 
 
 def _compile(subject: Subject, launch_ms: float) -> Advice:
@@ -103,7 +107,7 @@ def _int4(subject: Subject, launch_ms: float) -> Advice:
     decoder = FastDecoder.from_model(subject.model, "int4")
     pace = subject.pace_of(decoder)
     why = f"the fast decoder: {decoder.step_bytes / 1e6:.0f} MB a step, {pace.step_ms:.1f} ms"
-    return _advice(subject.gain(pace), MEASURED, why, subject.quality_cost(decoder))
+    return _advice(subject.gain(pace), _how(pace), why, subject.quality_cost(decoder, pace))
 
 
 def _batching(subject: Subject, launch_ms: float) -> Advice:
