@@ -15,6 +15,7 @@ from llm_latency.engine.attention import attend_grouped, causal_mask
 from llm_latency.engine.weights import WeightOptions, make_matrix
 from llm_latency.generation import TransformersStepper, generate
 from llm_latency.quantization import quantize_
+from llm_latency.request import encode_prompt, quoting_prompt, shared_prefix, standard_prompt
 
 FORMATS = ["bfloat16", "int8", "int4"]
 
@@ -373,6 +374,47 @@ def test_options_are_frozen():
     """Guards against options changed after the weights were laid out by them."""
     with pytest.raises(AttributeError):
         DecoderOptions().weights = "int8"
+
+
+@pytest.mark.parametrize("weights", ["float32", "int8"])
+def test_a_kept_prefix_changes_nothing(tiny_llama, ids, weights):
+    """Guards against a prefix cache that lies: other prompts, the prefix as prompt, features, overwritten slots."""
+    plain, kept = FastDecoder.from_model(tiny_llama, weights), FastDecoder.from_model(tiny_llama, weights)
+    kept.keep_prefix(ids[:, :20])
+    other = ids.flip(1)
+    for prompt in (ids, ids[:, :21], ids[:, :20], ids[:, :5], other, ids):
+        expected, got = plain.prefill(prompt), kept.prefill(prompt)
+        assert kept.length == prompt.shape[1]
+        assert (got - expected).abs().max() < (1e-5 if weights == "float32" else 0.1)
+        assert kept.features.shape == plain.features.shape
+        assert (kept.features - plain.features).abs().max() < (1e-5 if weights == "float32" else 0.1)
+        assert (kept.step(ids[:, :1]) - plain.step(ids[:, :1])).abs().max() < (1e-5 if weights == "float32" else 0.1)
+    kept.score(other)
+    assert (kept.prefill(ids) - plain.prefill(ids)).abs().max() < (1e-5 if weights == "float32" else 0.1)
+
+
+def test_a_kept_prefix_is_not_read_again(tiny_llama, ids, monkeypatch):
+    """Guards against a cache that is right because it is never used."""
+    decoder = FastDecoder.from_model(tiny_llama)
+    decoder.keep_prefix(ids[:, :20])
+    read, advance = [], decoder._advance
+    monkeypatch.setattr(decoder, "_advance", lambda piece, **kw: read.append(piece.shape[1]) or advance(piece, **kw))
+    decoder.prefill(ids)
+    decoder.prefill(ids.flip(1))
+    decoder.prefill(ids)
+    assert read == [17, 37, 20, 17]
+
+
+@pytest.mark.model
+def test_the_shared_prefix_of_the_standard_request(tokenizer):
+    """Guards against a prefix that holds part of the learner's own solution, or ids that no request begins with."""
+    whole = encode_prompt(tokenizer, standard_prompt(tokenizer))
+    prefix = shared_prefix(tokenizer)
+    assert whole[: len(prefix)] == prefix and 128 < len(prefix) < len(whole)
+    text = tokenizer.decode(prefix)
+    assert "add up to" in text and "def " not in text and "Solution" not in text
+    quoting = encode_prompt(tokenizer, quoting_prompt(tokenizer))  # another question, another cut of the notes
+    assert quoting[:100] == prefix[:100]
 
 
 # -- INT8 activations ---------------------------------------------------------------------------------------------

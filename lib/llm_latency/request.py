@@ -80,6 +80,18 @@ def _fitted(tokenizer, tokens: int, question: str) -> str:
     )
 
 
+def shared_prefix(tokenizer, tokens: int = PROMPT_TOKENS) -> list[int]:
+    """The ids with which every request about this exercise begins: template, statement and notes, up to the solution.
+
+    What a service that answers many learners can read once for all of them. Arguments and errors as `standard_prompt`.
+    """
+    text = standard_prompt(tokenizer, tokens)
+    whole, before = encode_prompt(tokenizer, text), encode_prompt(tokenizer, text[: text.index(_SOLUTION)])
+    # Tokens may merge across the cut: what both encodings begin with is common to every solution.
+    same = next((i for i, (a, b) in enumerate(zip(whole, before, strict=False)) if a != b), len(before))
+    return whole[:same]
+
+
 def encode_prompt(tokenizer, text: str):
     """Ids of a text that already carries its chat template (list of int): no special token is added a second time.
 

@@ -103,6 +103,7 @@ class FastDecoder:
         size = (self.kv_heads, self.max_positions, self.head_dim)
         self.caches = [kind(*size, self.cache_dtype, self.device) for _ in self.layers]
         self.length = 0  # tokens stored
+        self._prefix: tuple[Tensor, Tensor | None] | None = None  # ids [1, n] and features; None: its slots are lost
         self.features: Tensor | None = None  # [k, hidden]: what the head read in the last call, for every token of it
         self._fixed_shapes = options.compile or on_cuda
         self._run = torch.compile(self._forward, dynamic=False) if options.compile else self._forward
@@ -122,8 +123,23 @@ class FastDecoder:
     @torch.inference_mode()
     def prefill(self, input_ids: Tensor) -> Tensor:
         """Forget everything, read input_ids [1, n], return the last position's logits [1, vocab] FP32."""
-        self.length = 0
-        return self._advance(input_ids, last_only=True)
+        if self._prefix is None:
+            self.length = 0
+            return self._advance(input_ids, last_only=True)
+        prefix, features = self._prefix
+        kept = prefix.shape[1]
+        if input_ids.shape[1] <= kept or not torch.equal(input_ids[:, :kept], prefix):
+            self._prefix = None
+            logits = self.prefill(input_ids)
+            self._prefix = (prefix, None)  # its slots are overwritten
+            return logits
+        if features is None:
+            self.keep_prefix(prefix)
+            features = self._prefix[1]
+        self.length = kept
+        logits = self._advance(input_ids[:, kept:], last_only=True)
+        self.features = torch.cat((features, self.features))  # [n, hidden], as if all had been read just now
+        return logits
 
     @torch.inference_mode()
     def step(self, token_ids: Tensor) -> Tensor:
@@ -136,8 +152,21 @@ class FastDecoder:
     def score(self, input_ids: Tensor) -> Tensor:
         """Logits [1, n, vocab] FP32 of a whole text [1, n], in pieces through the kernels that decoding uses."""
         self.length = 0
+        if self._prefix is not None:
+            self._prefix = (self._prefix[0], None)
         chunk = SMALL_STEP if self.weights in ("int8", "int4") else SCORE_CHUNK
         return torch.cat([self._advance(piece) for piece in input_ids.split(chunk, dim=1)])[None]
+
+    @torch.inference_mode()
+    def keep_prefix(self, input_ids: Tensor) -> None:
+        """Read ids [1, n] once for all: a later prefill that begins with them reads only what comes behind.
+
+        A prompt that begins otherwise is read whole, over the prefix, which is then read anew when next wanted.
+        """
+        self.length = 0
+        self._prefix = None
+        self._advance(input_ids, last_only=True)
+        self._prefix = (input_ids.clone(), self.features)
 
     def crop_to(self, length: int) -> None:
         """Forget every token after the first `length`. What stands behind is overwritten by the next step."""

@@ -98,15 +98,11 @@ def _int8_cache(profile: str | None) -> Stepper:
     return TransformersStepper(model, lambda: Int8KVCache(model.config))
 
 
-def _fast(weights: str) -> Callable[[str | None], Stepper]:
+def _fast(weights: str, **options) -> Callable[[str | None], Stepper]:
     def build(profile: str | None) -> Stepper:
-        from llm_latency.engine import FastDecoder
+        from llm_latency.experiment import speculation
 
-        # On a CPU from FP32 weights, which round once, and eager: compiling gains nothing there that prepacked weights
-        # have not gained already. On CUDA from the profile's own dtype, compiled and recorded as graphs.
-        on_gpu = torch.cuda.is_available()
-        model = models.load_target(profile, dtype=None if on_gpu else torch.float32)
-        return FastDecoder.from_model(model, weights, compile=on_gpu)
+        return speculation.load_fast(profile, weights, **options)[0]
 
     return build
 
@@ -122,11 +118,11 @@ def _quantised_alone(weights: str) -> Callable[[str | None], Stepper]:
     return build
 
 
-def _speculative(weights: str, draft: str) -> Callable[[str | None], Stepper]:
+def _speculative(weights: str, draft: str, **options) -> Callable[[str | None], Stepper]:
     def build(profile: str | None) -> Stepper:
         from llm_latency.experiment import speculation
 
-        return speculation.build(profile, weights, draft)
+        return speculation.build(profile, weights, draft, **options)
 
     return build
 
@@ -135,6 +131,14 @@ def _no_draft() -> str | None:
     from llm_latency.experiment import speculation
 
     return speculation.unavailable("conditioned")
+
+
+def _gpu() -> str | None:
+    return "INT8 activations are rounded on the CPU alone here" if torch.cuda.is_available() else None
+
+
+def _gpu_or_no_draft() -> str | None:
+    return _gpu() or _no_draft()
 
 
 def _flash(profile: str | None) -> Stepper:
@@ -198,6 +202,23 @@ RUNGS: list[Rung] = [
         alone="int4-alone",
     ),
     Rung(
+        "int8-dynamic",
+        "INT8 x INT8 instead of INT4",
+        "08",
+        _fast("int8_dynamic"),
+        weights="int8",
+        on_path=True,
+        unavailable=_gpu,
+    ),
+    Rung(
+        "prefix",
+        "INT8 x INT8, exercise text cached",
+        "11",
+        _fast("int8_dynamic", keep_prefix=True),
+        weights="int8",
+        unavailable=_gpu,
+    ),
+    Rung(
         "speculation-fp32",
         "fast decoder, FP32 + speculation",
         "09",
@@ -222,6 +243,25 @@ RUNGS: list[Rung] = [
         weights="int4",
         cache="bfloat16",
         unavailable=_no_draft,
+    ),
+    Rung(
+        "speculation-int8",
+        "+ speculation",
+        "09",
+        _speculative("int8_dynamic", "conditioned"),
+        weights="int8",
+        on_path=True,
+        unavailable=_gpu_or_no_draft,
+    ),
+    Rung(
+        "everything",
+        "+ exercise text cached",
+        "12",
+        _speculative("int8_dynamic", "conditioned", keep_prefix=True),
+        weights="int8",
+        on_path=True,
+        alone="prefix",
+        unavailable=_gpu_or_no_draft,
     ),
     Rung(
         "lookup",

@@ -10,7 +10,7 @@ from torch import Tensor
 from llm_latency import models
 from llm_latency.engine import FastDecoder
 from llm_latency.models import drafts
-from llm_latency.request import chat_text, encode_prompt, standard_prompt
+from llm_latency.request import chat_text, encode_prompt, shared_prefix, standard_prompt
 from llm_latency.speculative import (
     ConditionedDraft,
     Explanation,
@@ -38,10 +38,28 @@ def load_pair(profile: str | None, weights: str, draft: str) -> tuple[FastDecode
 
     Raises ValueError for an unknown draft, or one that this profile has not.
     """
+    target, model = load_fast(profile, weights)
+    return target, load_draft(profile, model, draft)
+
+
+def load_fast(profile: str | None, weights: str, *, keep_prefix: bool = False) -> tuple[FastDecoder, torch.nn.Module]:
+    """A fast decoder of the profile's target, and the transformers model that it was made from.
+
+    "int8_dynamic" is calibrated with the standard request. keep_prefix: what all requests about the exercise have in
+    common is read once, here.
+    """
+    # From FP32 on a CPU, which rounds once, and eager: compiling takes minutes and gains a tenth there. On CUDA from
+    # the profile's own dtype, compiled and recorded as graphs.
     on_gpu = torch.cuda.is_available()
-    # From FP32 on a CPU, which rounds once; on CUDA from the profile's own dtype, compiled and recorded as graphs.
     model = models.load_target(profile, dtype=None if on_gpu else torch.float32)
-    return FastDecoder.from_model(model, weights, compile=on_gpu), load_draft(profile, model, draft)
+    options = {}
+    if weights == "int8_dynamic":
+        tokenizer = models.load_tokenizer(profile)
+        options["calibration"] = torch.tensor([encode_prompt(tokenizer, standard_prompt(tokenizer))])
+    decoder = FastDecoder.from_model(model, weights, compile=on_gpu, **options)
+    if keep_prefix:
+        decoder.keep_prefix(torch.tensor([shared_prefix(models.load_tokenizer(profile))], device=decoder.device))
+    return decoder, model
 
 
 def load_draft(profile: str | None, model, draft: str):
@@ -76,10 +94,10 @@ def _is_default(profile: str | None) -> bool:
     return models.choose_profile(profile)[0].name == "smollm2-135m"
 
 
-def build(profile: str | None, weights: str, draft: str) -> SpeculativeDecoder:
+def build(profile: str | None, weights: str, draft: str, *, keep_prefix: bool = False) -> SpeculativeDecoder:
     """A rung's stepper: the fast decoder with `weights`, sped up by `draft`."""
-    target, guesser = load_pair(profile, weights, draft)
-    return SpeculativeDecoder(target, guesser, GAMMA[draft])
+    target, model = load_fast(profile, weights, keep_prefix=keep_prefix)
+    return SpeculativeDecoder(target, load_draft(profile, model, draft), GAMMA[draft])
 
 
 def explain_here(

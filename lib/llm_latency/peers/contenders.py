@@ -207,6 +207,10 @@ def _fast(weights: str, **options) -> Callable[[str | None], Answerer]:
     return build
 
 
+def _fast_dynamic(profile: str | None) -> Answerer:
+    return _stepper(speculation.load_fast(profile, "int8_dynamic")[0])
+
+
 EXTRA = "run `make peers`, or `pip install -e '.[peers]'`"
 CONTENDERS: list[Contender] = [
     Contender("hf-fp32", "transformers generate, FP32", _hf(torch.float32)),
@@ -234,6 +238,7 @@ CONTENDERS: list[Contender] = [
     Contender("fast-int8", "FastDecoder INT8", _fast("int8"), ours=True),
     Contender("fast-int4", "FastDecoder INT4, head INT8", _fast("int4"), ours=True),
     Contender("fast-int4-all", "FastDecoder INT4, head too", _fast("int4", head="int4"), ours=True),
+    Contender("fast-int8-dynamic", "FastDecoder INT8 x INT8", _fast_dynamic, ours=True),
     Contender(
         "speculative-plain",
         "FastDecoder BF16, the same plain draft",
@@ -245,6 +250,14 @@ CONTENDERS: list[Contender] = [
         "speculative",
         "FastDecoder BF16, conditioned draft",
         _speculative("bfloat16", "conditioned"),
+        ours=True,
+        draft="conditioned",
+        default_only=True,
+    ),
+    Contender(
+        "speculative-int8",
+        "FastDecoder INT8 x INT8, conditioned draft",
+        _speculative("int8_dynamic", "conditioned"),
         ours=True,
         draft="conditioned",
         default_only=True,
