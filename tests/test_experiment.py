@@ -235,6 +235,8 @@ def test_contributions_add_up_to_the_total():
     assert experiment.best(records).name == "int4"
     assert experiment.best([*records, record("other", scale=0.01, own_request=True)]).name == "int4"
     assert report.step_rows(run)[1][-1] == "loses"
+    over = experiment.steps([*records[:-1], record("int4", scale=0.1, alone="sdpa", over="half")], "kv-cache")[-1]
+    assert over.alone_factor == pytest.approx(0.93 / 0.9), "a step may be set against another rung than the baseline"
     assert report.step_rows(run)[-1][:4] == ["together", "131 ms", "13 ms", "118 ms"]
     with pytest.raises(ValueError, match="no step of the way was measured alone"):
         experiment.product_of_factors([sdpa])
@@ -249,7 +251,7 @@ def test_a_way_without_its_baseline_is_no_way():
 def test_every_step_alone_is_a_rung():
     """A misspelt name would silently show no overlap."""
     names = [entry.name for entry in rungs.RUNGS]
-    assert all(entry.alone in ("", *names) for entry in rungs.RUNGS)
+    assert all(entry.alone in ("", *names) and entry.over in names for entry in rungs.RUNGS)
     assert sum(bool(entry.alone) for entry in rungs.RUNGS) >= 4
 
 

@@ -17,7 +17,8 @@ class Step:
     """One step of the way. Times are medians of whole requests in ms.
 
     before_ms, after_ms: without and with it, on top of the steps before it. baseline_ms: where the way begins.
-    alone_ms: the baseline with this step alone; None where that was not measured.
+    over_ms, alone_ms: the baseline (or another, leaner rung) without this step and with it alone; None where that was
+    not measured.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Step:
     before_ms: float
     after_ms: float
     baseline_ms: float
+    over_ms: float | None = None
     alone_ms: float | None = None
 
     @property
@@ -39,13 +41,13 @@ class Step:
 
     @property
     def alone_gain_ms(self) -> float | None:
-        """ms that the step alone takes away from the baseline."""
-        return None if self.alone_ms is None else self.baseline_ms - self.alone_ms
+        """ms that the step alone takes away."""
+        return None if self.alone_ms is None or self.over_ms is None else self.over_ms - self.alone_ms
 
     @property
     def alone_factor(self) -> float | None:
-        """How many times faster the baseline is with this step alone."""
-        return None if self.alone_ms is None else self.baseline_ms / self.alone_ms
+        """How many times faster the step alone is."""
+        return None if self.alone_ms is None or self.over_ms is None else self.over_ms / self.alone_ms
 
     @property
     def loses(self) -> bool:
@@ -73,7 +75,7 @@ def way(records: Sequence[RungRecord], baseline: str) -> list[RungRecord]:
 def steps(records: Sequence[RungRecord], baseline: str) -> list[Step]:
     """Each step of the way. Their gains add up to the first total less the last, by construction from medians."""
     path = way(records, baseline)
-    alone = {record.name: record.median_ms("wall") for record in records if record.status == "measured"}
+    measured = {record.name: record.median_ms("wall") for record in records if record.status == "measured"}
     return [
         Step(
             name=record.name,
@@ -81,7 +83,8 @@ def steps(records: Sequence[RungRecord], baseline: str) -> list[Step]:
             before_ms=before.median_ms("wall"),
             after_ms=record.median_ms("wall"),
             baseline_ms=path[0].median_ms("wall"),
-            alone_ms=alone.get(record.alone),
+            over_ms=measured.get(record.over or baseline),
+            alone_ms=measured.get(record.alone),
         )
         for before, record in pairwise(path)
     ]

@@ -26,7 +26,8 @@ class RungRecord:
     cache: str = ""
     on_path: bool = False
     own_request: bool = False  # it answers another request than the standard one: no ratio to the others but in passing
-    alone: str = ""  # the rung that adds this one's step to the baseline alone
+    alone: str = ""  # the rung that adds this one's step to the baseline alone, or to the rung `over`
+    over: str = ""
     exact: bool = False
     load_s: float | None = None
     first_ms: float | None = None

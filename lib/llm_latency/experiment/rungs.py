@@ -30,7 +30,8 @@ class Rung:
     weights, cache: format of the bytes a decode step reads, as `roofline` names it; cache "none" computes every key and
     value again. on_path: part of the cumulative
     way from the baseline to the fastest; a rung off the path is measured against the baseline alone.
-    alone: name of the rung that adds this one's step to the baseline alone, where there is one.
+    alone: name of the rung that adds this one's step to the baseline alone, where there is one; or to another rung than
+    the one before it on the path, which `over` then names.
     unavailable: returns why this machine cannot run it, or None. exact: promises the baseline's greedy ids.
     prompt: makes the request of a tokenizer; another than the standard one must be as long, so that times compare.
     """
@@ -44,6 +45,7 @@ class Rung:
     on_path: bool = False
     exact: bool = False
     alone: str = ""
+    over: str = BASELINE
     unavailable: Callable[[], str | None] = _always
     prompt: Callable[..., str] = standard_prompt
 
@@ -251,6 +253,8 @@ RUNGS: list[Rung] = [
         _speculative("int8_dynamic", "conditioned"),
         weights="int8",
         on_path=True,
+        alone="speculation-fp32",
+        over="fast-fp32",
         unavailable=_gpu_or_no_draft,
     ),
     Rung(
@@ -261,6 +265,7 @@ RUNGS: list[Rung] = [
         weights="int8",
         on_path=True,
         alone="prefix",
+        over="int8-dynamic",
         unavailable=_gpu_or_no_draft,
     ),
     Rung(

@@ -49,7 +49,7 @@ def measure_rung(
     """
     entry = rung(name)
     facts = dict(name=name, title=entry.title, notebook=entry.notebook, weights=entry.weights, cache=entry.cache)
-    facts |= dict(on_path=entry.on_path, exact=entry.exact, alone=entry.alone)
+    facts |= dict(on_path=entry.on_path, exact=entry.exact, alone=entry.alone, over=entry.over)
     facts |= dict(own_request=entry.prompt is not standard_prompt)
     reason = entry.unavailable()
     if reason:
