@@ -377,3 +377,12 @@ def test_the_newest_recorded_run_with_the_wanted_rungs(tmp_path):
     assert path.name == "b-ladder.json" and run["date"] == "2026-01-01"
     with pytest.raises(ValueError, match="no recorded ladder with the rungs warp"):
         experiment.newest_run(tmp_path, ("warp",))
+
+
+def test_a_kept_prefix_is_not_predicted_as_if_it_were_read(tiny_directory, quick_ceilings):
+    """A prefill of 32 tokens held to the time of 256 would reach many times the limit."""
+    whole = record("fast", weights="float32", cache="float32")
+    kept = record("prefix", weights="float32", cache="float32", kept_tokens=224)
+    prediction.add_all([whole, kept], tiny_directory, hardware.ceilings())
+    assert kept.predicted["prefill"] < whole.predicted["prefill"]
+    assert kept.predicted["decode"] == whole.predicted["decode"]

@@ -7,7 +7,15 @@ from dataclasses import replace
 from llm_latency import models
 from llm_latency.experiment.record import RungRecord
 from llm_latency.hardware import Ceilings
-from llm_latency.roofline import matmul_rate, measured_peak, number_format, parameter_bytes, predict_request
+from llm_latency.roofline import (
+    forward_work,
+    matmul_rate,
+    measured_peak,
+    number_format,
+    parameter_bytes,
+    predict_request,
+    predict_stage,
+)
 
 
 def add_all(records: list[RungRecord], profile: str, ceilings: Ceilings) -> None:
@@ -40,6 +48,13 @@ def add_all(records: list[RungRecord], profile: str, ceilings: Ceilings) -> None
                 launch_ms_per_pass=launch_ms,
             )
             ms = {name: stage.ms for name, stage in found.items()}
+            if record.kept_tokens:
+                rest = record.prompt_tokens - record.kept_tokens
+                work = forward_work(
+                    config, rest, context=record.kept_tokens, weights=record.weights, cache=record.cache
+                )
+                at_shape = replace(peak, flops_per_s=rates[dtype])
+                ms["prefill"] = predict_stage("prefill", work, at_shape, launch_ms=launch_ms).ms
             return ms | {"decode": ms["decode"] / (record.tokens_per_pass or 1.0)}
 
         record.weight_bytes = parameter_bytes(config, record.weights)

@@ -33,6 +33,7 @@ class RungRecord:
     first_ms: float | None = None
     samples_ms: dict[str, list[float]] = field(default_factory=dict)  # each stage, "total" and "wall"
     prompt_tokens: int = 0
+    kept_tokens: int = 0  # of the prompt: read before the request came, and not again
     new_tokens: int = 0
     ids: list[int] = field(default_factory=list)
     text: str = ""

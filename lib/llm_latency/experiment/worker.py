@@ -86,6 +86,7 @@ def measure_rung(
             record.samples_ms[stage].append(value)
         record.first_ms = record.first_ms or wall
     record.prompt_tokens, record.new_tokens = b.prompt_tokens, b.tokens_generated
+    record.kept_tokens = _kept_tokens(stepper)
     record.ids, record.text = response.sequences[0, b.prompt_tokens :].tolist(), response.text
     if with_quality:
         _add_quality(record, stepper, tokenizer, folder)
@@ -109,6 +110,12 @@ def _prefill_seconds(stepper: Stepper) -> float:
     started = time.perf_counter()
     stepper.prefill(ids)
     return (time.perf_counter() - started) * PROMPT_TOKENS / PROBE_TOKENS
+
+
+def _kept_tokens(stepper: Stepper) -> int:
+    """How many tokens of the prompt a fast decoder, or the target of a speculative one, has kept from before."""
+    kept = getattr(getattr(stepper, "target", stepper), "_prefix", None)
+    return kept[0].shape[1] if kept else 0
 
 
 def _answer_seconds(response: Response, new_tokens: int) -> float:
