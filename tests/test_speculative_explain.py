@@ -10,8 +10,8 @@ from rich.console import Console
 from speculative_toys import Markov, random_table
 from test_speculative_decoder import like, prompt, tiny
 
-from llm_latency.speculative import Cycle, PromptLookupDraft, SpeculativeDecoder, expected_speedup
-from llm_latency.speculative.costs import Costs, bytes_share, step_bytes, survival_of, verification_cost
+from llm_latency.speculative import Cycle, PromptLookupDraft, SpeculativeDecoder, SpeculativeOutput, expected_speedup
+from llm_latency.speculative.costs import Costs, bytes_share, shares, step_bytes, unhindered, verification_cost
 from llm_latency.speculative.explain import explain
 from llm_latency.speculative.reasons import reasons
 from llm_latency.speculative.replay import replay
@@ -21,7 +21,14 @@ def costs(alpha: float = 0.7, draft: float = 0.5, verification: float = 0.0, **c
     """A plain step of 10 ms; each further row `verification` ms; drafting 5 tokens per cycle at most."""
     passes = {n: 10 + verification * (n - 1) for n in (1, 2, 4, 8)}
     survival = tuple(alpha ** (i + 1) for i in range(5))
-    fields = dict(survival=survival, alpha=alpha, draft_fixed_ms=0.0, draft_token_ms=draft, verification_ms=passes)
+    fields = dict(
+        survival=survival,
+        offered=(1.0,) * 5,
+        alpha=alpha,
+        draft_fixed_ms=0.0,
+        draft_token_ms=draft,
+        verification_ms=passes,
+    )
     return Costs(**fields | dict(choose_ms=0.0) | changes)
 
 
@@ -35,11 +42,17 @@ def test_prediction_is_the_papers_where_verification_is_free():
     assert dear.speedup(3) == pytest.approx(expected_speedup(0.7, 3, 0.05, verification=1.6))
 
 
-def test_survival_counts_full_proposals_only():
-    """A last cycle that had room for less says nothing about later positions."""
-    cycles = [Cycle(3, 0, 1), Cycle(3, 1, 2), Cycle(3, 3, 4), Cycle(3, 3, 4), Cycle(1, 1, 2)]
-    assert survival_of(cycles, 3) == (0.75, 0.5, 0.5)
-    assert survival_of([], 2) == (0, 0)
+def test_survival_counts_cycles_with_room_for_all_proposals():
+    """A last cycle that had room for less says nothing about later positions; one in which the draft had nothing to
+    say does count, or prompt lookup would seem to propose at every turn."""
+    cycles = (Cycle(3, 0, 1), Cycle(3, 1, 2), Cycle(0, 0, 1), Cycle(3, 3, 4), Cycle(3, 3, 4), Cycle(1, 1, 2))
+    output = SpeculativeOutput(torch.zeros(1, 1), cycles, {})
+    free = unhindered(output, max_new_tokens=1 + 14, gamma=3)
+    assert free == list(cycles[:5])
+    assert shares(free, "accepted", 3) == (0.6, 0.4, 0.4) and shares(free, "proposed", 3) == (0.8, 0.8, 0.8)
+    assert shares([], "accepted", 2) == (0, 0)
+    seldom = costs(verification=2.0, offered=(0.5,) * 5, draft=0.0)
+    assert seldom.rows(2) == 2 and seldom.speedup(2) == pytest.approx(10 * 2.19 / 12)
 
 
 @pytest.mark.parametrize(

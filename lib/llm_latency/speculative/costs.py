@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from llm_latency.speculative.output import Cycle, SpeculativeOutput
 from llm_latency.speculative.targets import Reader
 from llm_latency.timing import Comparison, compare
 
@@ -16,13 +17,15 @@ class Costs:
     """Everything that decides whether speculation pays.
 
     survival: entry i is the share of cycles whose first i + 1 proposals were all accepted, so that a cycle at gamma
-    yields 1 + sum(survival[:gamma]) tokens on average. alpha: acceptance per tested token. draft_fixed_ms,
+    yields 1 + sum(survival[:gamma]) tokens on average. offered: entry i is the share of cycles that proposed more than
+    i tokens, 1 for a draft that always proposes. alpha: acceptance per tested token. draft_fixed_ms,
     draft_token_ms: a cycle's drafting takes the first, and the second for every token. verification_ms: rows read at
     once -> time of the target's pass; holds 1. choose_ms: choosing and comparing, once per pass of the target.
     draft_bytes_share: bytes that a draft step reads over those of a target step, None if unknown.
     """
 
     survival: tuple[float, ...]
+    offered: tuple[float, ...]
     alpha: float
     draft_fixed_ms: float
     draft_token_ms: float
@@ -35,7 +38,7 @@ class Costs:
         """c of the theory: time of one drafted token over that of a plain step of the target."""
         return (self.draft_fixed_ms / len(self.survival) + self.draft_token_ms) / self.verification_ms[1]
 
-    def pass_ms(self, rows: int) -> float:
+    def pass_ms(self, rows: float) -> float:
         """Time of a target pass over this many rows, on straight lines between and beyond the measured ones."""
         known = sorted(self.verification_ms)
         if len(known) == 1:
@@ -48,6 +51,10 @@ class Costs:
     def tokens_per_cycle(self, gamma: int) -> float:
         return 1 + sum(self.survival[:gamma])
 
+    def rows(self, gamma: int) -> float:
+        """Rows of the target's pass on average: gamma + 1, or fewer where the draft has not always a guess."""
+        return 1 + sum(self.offered[:gamma])
+
     def speedup(self, gamma: int, batch: int = 1) -> float:
         """Predicted: times faster than plain decoding at this gamma.
 
@@ -55,8 +62,9 @@ class Costs:
         taken to grow with the rows as the target's does.
         """
         plain = self.pass_ms(batch) + self.choose_ms
-        draft = (self.draft_fixed_ms + gamma * self.draft_token_ms) * self.pass_ms(batch) / self.pass_ms(1)
-        cycle = draft + self.pass_ms(batch * (gamma + 1)) + self.choose_ms
+        rows = self.rows(gamma)
+        draft = (self.draft_fixed_ms + (rows - 1) * self.draft_token_ms) * self.pass_ms(batch) / self.pass_ms(1)
+        cycle = draft + self.pass_ms(batch * rows) + self.choose_ms
         return plain * self.tokens_per_cycle(gamma) / cycle
 
     def best(self, batch: int = 1) -> tuple[int, float]:
@@ -106,12 +114,19 @@ def verification_cost(
     return compare({str(n): reading(n) for n in counts}, rounds=rounds, device=target.device)
 
 
-def survival_of(cycles, gamma: int) -> tuple[float, ...]:
-    """Share of the cycles that proposed `gamma` tokens whose first 1, 2, .. gamma were all accepted."""
-    full = [cycle for cycle in cycles if cycle.proposed == gamma]
-    if not full:
-        return (0.0,) * gamma
-    return tuple(sum(cycle.accepted > i for cycle in full) / len(full) for i in range(gamma))
+def shares(cycles: Sequence[Cycle], name: str, gamma: int) -> tuple[float, ...]:
+    """Share of the cycles whose `name`, "accepted" or "proposed", is above 0, 1, .. gamma - 1."""
+    return tuple(sum(getattr(cycle, name) > i for cycle in cycles) / max(1, len(cycles)) for i in range(gamma))
+
+
+def unhindered(output: SpeculativeOutput, max_new_tokens: int, gamma: int) -> list[Cycle]:
+    """The cycles that had room for gamma proposals: the last ones of an answer say nothing about later positions."""
+    room, kept = max_new_tokens - 1, []
+    for cycle in output.cycles:
+        if room > gamma:
+            kept.append(cycle)
+        room -= cycle.tokens
+    return kept
 
 
 def bytes_share(target, draft) -> float | None:

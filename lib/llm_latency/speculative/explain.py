@@ -9,9 +9,9 @@ from rich.table import Table
 from torch import Tensor
 
 from llm_latency.generation import generate
-from llm_latency.speculative.costs import Costs, bytes_share, survival_of, verification_cost
+from llm_latency.speculative.costs import Costs, bytes_share, shares, unhindered, verification_cost
 from llm_latency.speculative.decoder import SpeculativeDecoder
-from llm_latency.speculative.output import SpeculativeOutput
+from llm_latency.speculative.output import Cycle, SpeculativeOutput
 from llm_latency.speculative.reasons import Reason, reasons
 from llm_latency.speculative.theory import expected_speedup
 from llm_latency.timing import Comparison, LatencyTimer
@@ -47,7 +47,7 @@ class Explanation:
             shown.add_row(
                 str(gamma),
                 f"{costs.tokens_per_cycle(gamma):.2f}",
-                f"{costs.pass_ms(gamma + 1) / costs.pass_ms(1):.2f}",
+                f"{costs.pass_ms(costs.rows(gamma)) / costs.pass_ms(1):.2f}",
                 f"{expected_speedup(costs.alpha, gamma, costs.cost_ratio):.2f} times",
                 f"{costs.speedup(gamma):.2f} times",
                 str(self.comparison.speedup(str(gamma), "plain")),
@@ -101,7 +101,8 @@ def explain(
     answer(gammas[-1])  # warm-up: the first passes compile, allocate and fill caches
     fewest, most = answer(gammas[0]), answer(gammas[-1])
     passes = verification_cost(reader, prompts[0], counts)
-    costs = _costs(gammas, fewest, most, passes, bytes_share(reader, first.draft))
+    free = [cycle for output in most for cycle in unhindered(output, max_new_tokens, gammas[-1])]
+    costs = _costs(gammas, fewest, most, free, passes, bytes_share(reader, first.draft))
     comparison = _take_turns(decoders, prompts, max_new_tokens, rounds, options)
     measured = {gamma: comparison.speedup(str(gamma), "plain").median for gamma in gammas}
     prefill = sum(output.stage_ms["draft prefill"] for output in most) / len(most)
@@ -112,17 +113,22 @@ def _costs(
     gammas: tuple[int, ...],
     fewest: list[SpeculativeOutput],
     most: list[SpeculativeOutput],
+    free: list[Cycle],
     passes: Comparison,
     share: float | None,
 ) -> Costs:
-    """Costs of outputs at the smallest and at the largest gamma: two points make the line of a draft's time."""
+    """Costs of outputs at the smallest and at the largest gamma: two points make the line of a draft's time.
+
+    free: the cycles of the latter that had room for every proposal.
+    """
     cycles = [cycle for output in most for cycle in output.cycles]
     tested = sum(cycle.accepted + (cycle.accepted < cycle.proposed) for cycle in cycles)
     low, high = (_draft_point(outputs) for outputs in (fewest, most))
     slope = (high[1] - low[1]) / (high[0] - low[0]) if high[0] > low[0] else 0.0
     slope = min(max(slope, 0.0), high[1] / high[0] if high[0] else 0.0)  # a line through noise may fall
     return Costs(
-        survival=survival_of(cycles, gammas[-1]),
+        survival=shares(free, "accepted", gammas[-1]),
+        offered=shares(free, "proposed", gammas[-1]),
         alpha=sum(cycle.accepted for cycle in cycles) / tested if tested else 0.0,
         draft_fixed_ms=max(0.0, high[1] - slope * high[0]),
         draft_token_ms=slope,
