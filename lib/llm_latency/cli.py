@@ -129,7 +129,8 @@ def run(
     # Many columns: squeezed into 80 characters nobody could read them, so a narrow terminal scrolls or wraps.
     wide = Console(width=max(console.width, 190))
     wide.print(report.table(result))
-    wide.print(report.step_table(result))
+    if report.step_rows(result):
+        wide.print(report.step_table(result))
     console.print(f"The stages leave out at most {report.unaccounted(result):.2%} of the wall clock.", highlight=False)
     console.print(f"Report: {page}", highlight=False)
     failed = [rung for rung in result["rungs"] if rung["status"] == "failed"]

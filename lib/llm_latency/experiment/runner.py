@@ -169,7 +169,9 @@ def _run_one(
 ) -> RungRecord:
     out = folder / f"{entry.name}.{i}.json"
     if out.exists():
-        return RungRecord.read(out)
+        finished = RungRecord.read(out)
+        if finished.status == "measured":  # what was not there may have been installed since
+            return finished
     command = [sys.executable, "-m", "llm_latency.experiment.worker", "--rung", entry.name, "--profile", profile]
     command += ["--warmup", str(warmup), "--repeats", str(repeats), "--budget", str(budget_s)]
     command += ["--new-tokens", str(new_tokens), "--folder", str(folder), "--out", str(out)]
