@@ -364,6 +364,8 @@ def test_a_long_answer_gets_room_and_a_hopeless_one_is_told(tiny_directory, tmp_
     monkeypatch.setattr(worker, "LONGEST_PREFILL_S", 1e-6)
     emulated = worker.measure_rung("half", tiny_directory, **options)
     assert emulated.status == "unavailable" and "no hardware for its products" in emulated.reason
+    baseline = worker.measure_rung("kv-cache", tiny_directory, **options | {"new_tokens": 4})
+    assert baseline.status == "measured", "without it there is no ratio"
 
 
 def test_the_newest_recorded_run_with_the_wanted_rungs(tmp_path):
