@@ -211,7 +211,8 @@ def check_predict(step_bytes: Callable, tokens_per_second: Callable, draw: Draw)
     for shape in (odd, LLAMA_13B):
         for bits, group, context in ((4, 32, draw.odd(501, 901)), (16, None, draw.odd(101, 301))):
             _check_bytes(call(step_bytes, shape, bits, group, context), shape, bits, group, context)
-    nbytes, gbps, fixed = draw.number(5e9, 3e10), draw.number(300, 3000), draw.number(2, 9)
+    gbps, fixed = draw.number(300, 3000), draw.number(4, 9)
+    nbytes = gbps * 1e6 * fixed * draw.number(0.4, 0.8)  # reading is the shorter part
     seconds = nbytes / gbps / 1e9 + fixed / 1e3
     expect.near(
         call(tokens_per_second, nbytes, gbps, fixed), 1 / seconds, "the tokens per second",
