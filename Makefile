@@ -34,16 +34,18 @@ lab: $(READY)
 	$(BIN)/llm-latency fetch
 	$(BIN)/jupyter lab --ip=127.0.0.1 $(ROOT_FLAG) $(LAB_FLAGS) notebooks/00_start_here.ipynb
 
-# Tests run without any network: tests/offline refuses every connection that leaves this machine, in notebooks too. Two
-# processes of one thread each do the unit tests; notebooks measure, so they run alone, with a scorecard of their own.
+# Tests run without any network: tests/offline refuses every connection that leaves this machine, in notebooks too. Unit
+# tests and solved exercises measure nothing and share the cores, a thread each; notebooks measure, so they run alone.
+OFFLINE = PYTHONPATH=tests/offline LLM_LATENCY_SCORECARD=$(CURDIR)/run/test-scorecard.json \
+	LLM_LATENCY_PROGRESS=$(CURDIR)/run/test-progress.json
+NBVAL = -m pytest --nbval --nbval-sanitize-with tests/nbval_sanitize.cfg --nbval-cell-timeout=600 -p no:cacheprovider
 test: $(READY)
 	$(BIN)/llm-latency fetch
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	OMP_NUM_THREADS=1 PYTHONPATH=tests/offline $(BIN)/python -m pytest tests -n 2 --dist loadfile $(TEST_FLAGS)
-	LLM_LATENCY_SCORECARD=$(CURDIR)/run/test-scorecard.json LLM_LATENCY_PROGRESS=$(CURDIR)/run/test-progress.json \
-		PYTHONPATH=tests/offline $(BIN)/python -m pytest --nbval --nbval-sanitize-with tests/nbval_sanitize.cfg \
-		--nbval-cell-timeout=600 -p no:cacheprovider notebooks solutions
+	OMP_NUM_THREADS=1 $(OFFLINE) $(BIN)/python $(NBVAL) -n 2 --dist loadscope solutions
+	$(OFFLINE) $(BIN)/python $(NBVAL) notebooks
 
 run: $(READY)
 	$(BIN)/llm-latency run $(RUN_FLAGS)
