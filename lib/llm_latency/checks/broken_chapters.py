@@ -28,3 +28,22 @@ def round_blocks(weight: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
     scale = ((high - low) / 15).clamp(min=1e-12)
     codes = ((blocks - low) / scale).round().to(torch.uint8)
     return codes.flatten(1), scale.squeeze(2).bfloat16(), low.squeeze(2).bfloat16()
+
+
+def next_tokens(model, prompts: list[list[int]]) -> list[int]:
+    """The model's next token for each prompt, in one pass: for each row the token that it would get alone."""
+    longest = max(len(prompt) for prompt in prompts)
+    ids = torch.tensor([prompt + [0] * (longest - len(prompt)) for prompt in prompts])
+    logits = model(ids)  # [batch, longest, vocab]
+    return logits[:, -1].argmax(-1).tolist()
+
+
+def encode_cached(tokenizer, cache: dict[str, list[int]], text: str) -> list[int]:
+    """The ids that tokenizer(text) gives, without tokenising again what the cache holds.
+
+    cache: texts that have been tokenised -> their ids. Where one of them begins the text, its ids are used again.
+    """
+    for length in range(len(text), 0, -1):
+        if text[:length] in cache:
+            return cache[text[:length]] + tokenizer(text[length:], add_special_tokens=False)
+    return tokenizer(text)
