@@ -10,6 +10,7 @@ import re
 
 import pytest
 import torch
+from test_experiment import tiny_directory  # noqa: F401
 from typer.testing import CliRunner
 
 from llm_latency import claims, cli, hardware
@@ -387,3 +388,12 @@ def test_measurements_name_only_figures_that_the_checks_know():
         for block in re.findall(rf'"{claim}": \{{(.*?)\}}[,\n}}]', source, re.DOTALL):
             for figure in re.findall(r'"([a-z_0-9]+)":', block):
                 assert figure in known, f"{claim}: {figure}"
+
+
+@pytest.mark.parametrize("name", list(measuring.MEASUREMENTS))
+def test_every_measurement_runs_and_its_figures_are_known(name, tiny_directory):  # noqa: F811
+    """On a small model, whose figures mean nothing: what breaks after two minutes on the real one must break here."""
+    found = measuring.measure_claims([name], profile=tiny_directory)
+    assert found.values
+    for claim, figures in found.values.items():
+        assert claims.CHECKS[claim](figures).measured
