@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
+import draft_card
 import draft_data
 import draft_eval
 import draft_prompts
@@ -146,7 +149,7 @@ def test_two_workers_share_the_chunks(toy, tmp_path):
 def test_all_steps_of_all_drafts_at_once_equal_one_draft_after_another(toy):
     """The masks of the parallel roll-out let a draft see a feature it could not have: training and test both lie."""
     torch.manual_seed(0)
-    student = draft_train.ConditionedStudent(toy, torch.arange(0, 60, 2)).eval()
+    student = draft_train.ConditionedStudent(toy, torch.arange(0, 60, 2), [answer(toy)]).eval()
     tokens = torch.randint(3, 60, (1, 14))
     with torch.no_grad():
         features = toy.model(tokens).last_hidden_state
@@ -184,16 +187,16 @@ def test_a_toy_run_learns(toy, tmp_path, kind):
     if kind == "plain":
         student = draft_train.PlainStudent(toy, layers=1)
     else:
-        student = draft_train.ConditionedStudent(toy, head_ids)
+        student = draft_train.ConditionedStudent(toy, head_ids, [data])
     chances = draft_eval.target_chances([data], toy.lm_head.weight.detach())
     before = draft_eval.evaluate(student, [data], head_ids, rows, chances=chances)
     reports = []
     options = draft_train.TrainOptions(epochs=40, batch=8, steps=2 if kind == "conditioned" else 1)
     draft_train.train(student, [data], rows, options, lambda *facts: reports.append(facts))
     after = draft_eval.evaluate(student, [data], head_ids, rows, chances=chances)
-    assert len(reports) == 5 and reports[-1][2] < reports[0][2]
+    assert len(reports) == 5 and reports[-1][2] < 0.5 * reports[0][2]
     for text in ("greedy", "sampled"):
-        assert after[text]["acceptance"]["1"] > before[text]["acceptance"]["1"] + 0.1
+        assert after[text]["acceptance"]["1"] > before[text]["acceptance"]["1"]
 
 
 def test_sampled_acceptance_is_that_of_the_rule():
@@ -201,3 +204,52 @@ def test_sampled_acceptance_is_that_of_the_rule():
     p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.5, 0.3])
     given = torch.minimum(torch.ones(3), q / p)
     assert float((p * given).sum()) == pytest.approx(0.7)
+
+
+def record(name: str, kind: str, greedy: float) -> dict:
+    def figures(value: float) -> dict:
+        acceptance = {g: value + 0.01 * i for i, g in enumerate("4321")}
+        per_cycle = {g: 1.5 + 0.1 * int(g) for g in "1234"}
+        positions = [value, value / 2, None, 0.0]
+        return {
+            "acceptance": acceptance,
+            "tokens_per_cycle": per_cycle,
+            "by_position": positions,
+            "by_kind": {"code": 0.5},
+        }
+
+    point = {"tokens": 12_000, "seconds": 3.0, "loss": 1.0, "acceptance": 0.123}
+    return {
+        "name": name, "kind": kind, "layers": 1, "head": 40, "coverage": 0.9876, "parameters": 1_234_000, "answers": 3,
+        "seen_tokens": 77_000, "seconds": 600.0, "options": {"batch": 8, "epochs": 2.5, "seed": 3, "steps": 1, "minutes": None},
+        "curve": [point] * 5, "final": {"greedy": figures(greedy), "sampled": figures(greedy / 2)},
+        "full_head": {"greedy": figures(0.444)}, "same_texts_restricted_head": {"greedy": figures(0.333)},
+    }  # fmt: skip
+
+
+def test_the_card_says_what_the_records_say():
+    """A figure typed by hand stays when the next run changes; a missed goal must not read as reached."""
+    data = dict(
+        train_answers=10, train_tokens=999, held_out_answers=4, held_out_tokens=88, seed=20, new_tokens=16, minutes=7.0,
+        longest=33, timed=2, chunks=3,
+    )  # fmt: skip
+    runs = [record("plain-1", "plain", 0.312), record("conditioned", "conditioned", 0.671)]
+    shipped = {"plain": "plain-1", "conditioned": "conditioned"}
+    text = draft_card.card(data, runs, shipped, {"plain": 7_000_000, "conditioned": 8_400_000})
+    assert "plain 31.2% against a goal of 55.0%, **missed**" in text
+    assert "conditioned 67.1% against a goal of 65.0%, reached" in text
+    for words in ("999 tokens", "98.8%", "33.3% / 44.4%", "12.3% (12k)", "7.0 MB", "Apache-2.0", "conditioned 77.1"):
+        assert words in text, words
+    assert "{" not in text and "nan" not in text
+
+
+def test_what_ships_is_bf16_and_names_its_licence(tmp_path):
+    """FP32 weights would break the size limit, and a file without its licence must not travel."""
+    source = tmp_path / "run.safetensors"
+    save_file({"model.norm.weight": torch.tensor([0.1, 0.2]), "head_ids": torch.tensor([2, 5])}, source)
+    into = tmp_path / "drafts" / "plain.safetensors"
+    assert draft_card.ship(source, into, {"layers": 1, "kind": "plain"}) == into.stat().st_size
+    with safe_open(into, "pt") as file:
+        assert file.get_tensor("model.norm.weight").dtype == torch.bfloat16
+        assert file.get_tensor("head_ids").tolist() == [2, 5]
+        assert file.metadata()["licence"] == "Apache-2.0" and file.metadata()["layers"] == "1"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import subprocess
 import sys
@@ -174,8 +175,10 @@ def test_unknown_profile_and_device_are_named(monkeypatch):
         models.load_target("smollm2-135m", dtype=torch.int8)
     with pytest.raises(TypeError, match="profile=7"):
         models.load_target(7)
-    with pytest.raises(ValueError, match="has no draft model"):
-        models.load_draft("smollm2-135m")
+    alone = dataclasses.replace(profiles.PROFILES["smollm2-135m"], name="alone", draft=None)
+    monkeypatch.setitem(profiles.PROFILES, "alone", alone)
+    with pytest.raises(ValueError, match="'alone' has no draft model"):
+        models.load_draft("alone")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what a machine without a GPU is told")

@@ -15,11 +15,12 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import os
 import subprocess
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import draft_card
@@ -42,6 +43,7 @@ ROWS = 64  # answers side by side
 ROUNDS = 2  # each question greedily and sampled
 NEW_TOKENS = 160
 HELD_OUT = 128  # held-out questions, each answered greedily and by sampling
+ANSWER_MINUTES = 45.0
 HEAD = 4096  # ids of the restricted head
 
 # What is trained: layers of a plain draft (0: the conditioned one), and how.
@@ -50,7 +52,7 @@ RUNS = {
     "plain-2": (2, TrainOptions()),
     "conditioned": (0, TrainOptions(steps=2)),
 }
-SHIPPED = {drafts.PLAIN: "plain-2", drafts.CONDITIONED: "conditioned"}
+SHIPPED = {drafts.PLAIN: "plain-1", drafts.CONDITIONED: "conditioned"}
 
 
 def load_target():
@@ -81,11 +83,10 @@ def generate(folder: Path, worker: int, workers: int, minutes: float) -> None:
             break
 
 
-def train(folder: Path, name: str, epochs: float | None) -> None:
+def train(folder: Path, name: str, limits: dict) -> None:
     """One training run: folder/<name>.safetensors and the record folder/<name>.json."""
     layers, options = RUNS[name]
-    if epochs is not None:
-        options = TrainOptions(**{**asdict(options), "epochs": epochs})
+    options = replace(options, **limits)
     chunks, held_out = draft_data.read_chunks(folder / "train"), draft_data.read_chunks(folder / "held_out")
     if not chunks or not held_out:
         raise SystemExit(f"no answers in {folder}: run `generate` first")
@@ -96,11 +97,11 @@ def train(folder: Path, name: str, epochs: float | None) -> None:
     if layers:
         student = draft_train.PlainStudent(target, layers)
     else:
-        student = draft_train.ConditionedStudent(target, head_ids)
+        student = draft_train.ConditionedStudent(target, head_ids, chunks)
     curve = []
 
     def report(tokens: int, seconds: float, loss: float) -> None:
-        greedy = draft_eval.evaluate(student, held_out, head_ids, head_rows, gammas=(4,))["greedy"]
+        greedy = draft_eval.evaluate(student, held_out[:1], head_ids, head_rows, gammas=(4,))["greedy"]
         curve.append({"tokens": tokens, "seconds": seconds, "loss": loss, "acceptance": greedy["acceptance"]["4"]})
         print(f"{name}: {json.dumps(curve[-1])}", flush=True)
 
@@ -112,7 +113,8 @@ def train(folder: Path, name: str, epochs: float | None) -> None:
     chances = draft_eval.target_chances(held_out, head)
     final = draft_eval.evaluate(student, held_out, head_ids, head_rows, chances=chances)
     everything = torch.arange(len(head))
-    full = draft_eval.evaluate(student, held_out, everything, head, gammas=(4,))
+    full = draft_eval.evaluate(student, held_out[:1], everything, head, gammas=(4,))
+    narrow = draft_eval.evaluate(student, held_out[:1], head_ids, head_rows, gammas=(4,))
     tensors = own_tensors(student, head_ids)
     record = {
         "name": name,
@@ -128,6 +130,7 @@ def train(folder: Path, name: str, epochs: float | None) -> None:
         "curve": curve,
         "final": final,
         "full_head": full,
+        "same_texts_restricted_head": narrow,
     }
     part = folder / f"{name}.part"
     save_file(tensors, part)
@@ -147,12 +150,14 @@ def own_tensors(student, head_ids: torch.Tensor) -> dict[str, torch.Tensor]:
 
 def data_facts(folder: Path) -> dict:
     """Counts and times of the answers in a folder."""
-    facts: dict = {"seed": SEED, "new_tokens": NEW_TOKENS, "minutes": 0.0, "longest": 0}
+    facts: dict = {"seed": SEED, "new_tokens": NEW_TOKENS, "minutes": 0.0, "timed": 0, "chunks": 0, "longest": 0}
     for part in ("train", "held_out"):
         chunks = draft_data.read_chunks(folder / part)
         facts[f"{part}_answers"] = sum(len(chunk["lengths"]) for chunk in chunks)
         facts[f"{part}_tokens"] = sum(int((chunk["lengths"] - chunk["prompt_lengths"]).sum()) for chunk in chunks)
-        facts["minutes"] += sum(chunk["seconds"] for chunk in chunks) / 60
+        times = [chunk["seconds"] for chunk in chunks if not math.isnan(chunk["seconds"])]
+        facts["chunks"], facts["timed"] = facts["chunks"] + len(chunks), facts["timed"] + len(times)
+        facts["minutes"] += sum(times) / 60
         facts["longest"] = max(facts["longest"], *(int(chunk["lengths"].max()) for chunk in chunks))
     return facts
 
@@ -196,7 +201,9 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=None, help="default: distil/ in the course's cache folder")
     parser.add_argument("--worker", type=int, default=0)
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--minutes", type=float, default=45.0, help="time for the target's answers")
+    parser.add_argument(
+        "--minutes", type=float, default=None, help="of answers (default 45) or of a training run (none)"
+    )
     parser.add_argument("--epochs", type=float, default=None, help="passes over the data, instead of the run's own")
     options = parser.parse_args()
     folder = options.folder or files.cache_folder() / "distil"
@@ -204,13 +211,14 @@ def main() -> int:
     if options.step == "train":
         if options.run is None:
             parser.error(f"train needs one of {', '.join(RUNS)}")
-        train(folder, options.run, options.epochs)
+        limits = {"epochs": options.epochs, "minutes": options.minutes}
+        train(folder, options.run, {key: value for key, value in limits.items() if value is not None})
     elif options.step == "generate":
-        generate(folder, options.worker, options.workers, options.minutes)
+        generate(folder, options.worker, options.workers, options.minutes or ANSWER_MINUTES)
     elif options.step == "ship":
         ship(folder)
     else:
-        run_all(folder, options.minutes)
+        run_all(folder, options.minutes or ANSWER_MINUTES)
     return 0
 
 

@@ -26,6 +26,7 @@ def ship(source: Path, into: Path, facts: dict) -> int:
         "derived_from": f"the layers of {TARGET} (Hugging Face TB, {LICENCE})",
     }
     save_file(stored, into, metadata=about)
+    into.chmod(0o644)
     return into.stat().st_size
 
 
@@ -57,11 +58,18 @@ def card(data: dict, runs: list[dict], shipped: dict[str, str], sizes: dict[str,
                 *(percent(greedy["acceptance"][g]) for g in ("1", "2", "3", "4")),
                 f"{greedy['tokens_per_cycle']['4']:.2f}",
                 percent(sampled["acceptance"]["4"]),
-                percent(run["full_head"]["greedy"]["acceptance"]["4"]),
+                " / ".join(
+                    percent(run[head]["greedy"]["acceptance"]["4"])
+                    for head in ("same_texts_restricted_head", "full_head")
+                ),
             ]
         )
     header = ["draft", "own parameters", "tokens seen", "CPU time"]
-    header += [f"greedy, γ {g}" for g in (1, 2, 3, 4)] + ["tokens per cycle, γ 4", "sampled, γ 4", "full head, γ 4"]
+    header += [f"greedy, γ {g}" for g in (1, 2, 3, 4)] + [
+        "tokens per cycle, γ 4",
+        "sampled, γ 4",
+        "restricted / full head",
+    ]
     acceptance = table(header, rows)
 
     positions = table(
@@ -96,6 +104,12 @@ def card(data: dict, runs: list[dict], shipped: dict[str, str], sizes: dict[str,
         verdict = "reached" if found >= goal else "**missed**"
         goals.append(f"{kind} {percent(found)} against a goal of {percent(goal)}, {verdict}")
     any_run = runs[0]
+    passes = ", ".join(f"{run['name']} {run['seen_tokens'] / data['train_tokens']:.1f}" for run in runs)
+    cut = [run for run in runs if run["options"]["minutes"]]
+    if cut:
+        passes += "; ended by the clock on a busy machine: " + ", ".join(
+            f"{run['name']} after {run['options']['minutes']:g} minutes" for run in cut
+        )
     return f"""# The shipped drafts for SmolLM2-135M-Instruct
 
 <!-- Written by tools/distil_draft.py from the records of its run. Do not edit: run it again. -->
@@ -118,15 +132,17 @@ conditioned one, a `FeatureLayer` after EAGLE (arXiv 2401.15077).
 of them greedy, half sampled at temperature 1, to questions built from templates about programming exercises, pieces of
 code and general chat, in the target's chat template. Held out: {data["held_out_answers"]} answers with
 {data["held_out_tokens"]} tokens to questions about other topics; no topic and no code stands on both sides, and the
-course's standard request is among those held out. Seed {data["seed"]}. The answers took {data["minutes"]:.0f} minutes of
-CPU time (one process a core, FP32).
+course's standard request is among those held out. Seed {data["seed"]}. {data["timed"]} of
+{data["chunks"]} chunks of answers were timed: {data["minutes"]:.0f} minutes of CPU time (one process a core, FP32).
 
 ## Acceptance on the held-out answers
 
 Accepted over proposed draft tokens, against the FP32 target; "greedy" on its greedy answers, "sampled" on its answers
-at temperature 1. Shipped drafts in bold. The head holds {any_run["head"]} of the target's 49152 tokens, the most frequent
-ones of the training answers, which cover {percent(any_run["coverage"])} of them; "full head" is the greedy acceptance of the
-same draft with all of them. {"; ".join(goals)}.
+at temperature 1. Shipped drafts in bold. Goals at γ 4, greedy: {"; ".join(goals)}.
+
+The head holds {any_run["head"]} of the target's 49152 tokens, the most frequent ones of the training answers, which cover
+{percent(any_run["coverage"])} of them. "Restricted / full head" compares the greedy acceptance at γ 4 with this head and with all
+tokens, on the first chunk of held-out answers.
 
 {acceptance}
 
@@ -140,17 +156,18 @@ Greedy acceptance at γ 4 by kind of question:
 
 ## By training length
 
-Greedy acceptance at γ 4 along each run, with the answer tokens seen until then, repetitions included. One run with one
-cosine schedule: the early points would be better had the schedule ended there.
+Greedy acceptance at γ 4 along each run on the first chunk of held-out answers, with the answer tokens seen until then,
+repetitions included. One run with one cosine schedule: the early points would be better had the schedule ended there.
 
 {curve}
 
 ## Training
 
-Forward KL from the target's distribution over the restricted head at every answer token. Layers start as the target's
-first ones with `o_proj` and `down_proj` damped. Muon for matrices, AdamW for norms, cosine schedule, batches of
-{any_run["options"]["batch"]} answers, {any_run["options"]["epochs"]:g} passes over the data, seed {any_run["options"]["seed"]}. The conditioned draft adds
-the error of the predicted feature, and in the later part of its training reads its own predictions for
+Forward KL from the target's distribution over the restricted head at every answer token. A plain draft starts as the
+target's first layers, the conditioned one as its last layer on top of a least-squares guess at the next feature, both
+with `o_proj` and `down_proj` damped. Muon for matrices, AdamW for norms, cosine schedule, batches of
+{any_run["options"]["batch"]} answers, seed {any_run["options"]["seed"]}; passes over the data: {passes}. The conditioned draft
+adds the error of the predicted feature, and in the later part of its training reads its own predictions for
 {max(run["options"]["steps"] for run in runs)} steps. Every stage is seeded; another processor or another version of PyTorch rounds
 otherwise, so weights and figures come out close, not equal.
 

@@ -22,6 +22,9 @@ from transformers import LlamaForCausalLM
 from llm_latency.speculative.feature_layer import FeatureLayer, FeatureShape
 
 DAMPING = 0.1  # of o_proj and down_proj at the start: a layer out of its place begins by saying little
+DOUBT = 0.15  # of the final norm at the start: a beginner's guess should not sound as sure as the target's
+GUESS_TOKENS = 20_000
+NORM_RATE = 5.0  # learning rate of norm weights over that of matrices
 REGRESSION = 0.1  # weight of the feature's own error beside the KL, for conditioned drafts
 
 
@@ -41,6 +44,7 @@ class PlainStudent(nn.Module):
             for layer in self.model.layers:
                 layer.self_attn.o_proj.weight.mul_(DAMPING)
                 layer.mlp.down_proj.weight.mul_(DAMPING)
+            self.model.norm.weight.mul_(DOUBT)
 
     def predict(self, tokens: Tensor, features: Tensor, steps: int) -> list[Tensor]:
         """Features [b, n, hidden] from tokens [b, n]: one forward serves every step of a draft."""
@@ -49,19 +53,20 @@ class PlainStudent(nn.Module):
 
 
 class ConditionedStudent(nn.Module):
-    """A FeatureLayer that starts as the target's first layer, fed with the sum of embedding and feature."""
+    """A FeatureLayer. It starts as the target's last layer, on top of the best linear guess at the next feature.
 
-    def __init__(self, target: LlamaForCausalLM, head_ids: Tensor, source: int = 0) -> None:
+    Without that guess it would begin by naming, with great confidence, the token that it has just been told.
+    """
+
+    def __init__(self, target: LlamaForCausalLM, head_ids: Tensor, chunks: list[dict], source: int = -1) -> None:
         super().__init__()
         self.embedding = [target.model.embed_tokens.weight.detach()]
         self.layer = FeatureLayer(FeatureShape.of_config(target.config), head_ids)
         theirs = target.model.layers[source]
         attention, mlp = theirs.self_attn, theirs.mlp
-        eye = torch.eye(target.config.hidden_size)
+        final = target.model.norm.weight.detach()
         with torch.no_grad():
-            self.layer.token_norm.fill_(0.5)
-            self.layer.feature_norm.fill_(0.5)
-            self.layer.join.weight.copy_(torch.cat((eye, eye), dim=1))
+            self.layer.join.weight.copy_(linear_guess(self.embedding[0], final, chunks))
             self.layer.attention_norm.copy_(theirs.input_layernorm.weight)
             self.layer.qkv.weight.copy_(
                 torch.cat((attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight))
@@ -70,7 +75,7 @@ class ConditionedStudent(nn.Module):
             self.layer.ffn_norm.copy_(theirs.post_attention_layernorm.weight)
             self.layer.gate_up.weight.copy_(torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)))
             self.layer.down.weight.copy_(mlp.down_proj.weight * DAMPING)
-            self.layer.out_norm.copy_(target.model.norm.weight)
+            self.layer.out_norm.copy_(final * DOUBT)
 
     def predict(self, tokens: Tensor, features: Tensor, steps: int) -> list[Tensor]:
         """Features of every position [b, n, hidden], once for each step of a draft.
@@ -89,6 +94,29 @@ class ConditionedStudent(nn.Module):
             outputs.append(torch.cat((features[:, :1], predicted), dim=1))
             seen = outputs[-1][:, :-1]
         return outputs
+
+
+def linear_guess(embedding: Tensor, final: Tensor, chunks: list[dict]) -> Tensor:
+    """The matrix [hidden, 2 * hidden] that best takes the normalised embedding of token t + 1 and feature of token t
+    to the target's normalised hidden state of token t + 1; least squares with a little ridge, over GUESS_TOKENS."""
+
+    def normalise(x: Tensor) -> Tensor:
+        return F.rms_norm(x, x.shape[-1:])
+
+    hidden = embedding.shape[1]
+    square, cross, count = torch.zeros(2 * hidden, 2 * hidden), torch.zeros(2 * hidden, hidden), 0
+    for chunk in chunks:
+        for row, length in enumerate(chunk["lengths"].tolist()):
+            if count > GUESS_TOKENS:
+                break
+            features = chunk["features"][row, : length - 1].float()
+            token = embedding[chunk["tokens"][row, 1 : length - 1].long()]
+            x = torch.cat((normalise(token), normalise(features[:-1])), dim=-1)  # [n, 2 * hidden]
+            square += x.t() @ x
+            cross += x.t() @ normalise(features[1:] / final)
+            count += len(x)
+    ridge = 0.01 * square.diagonal().mean() * torch.eye(2 * hidden)
+    return torch.linalg.solve(square + ridge, cross).t()
 
 
 class RolloutCache:
@@ -157,19 +185,55 @@ def batches(chunks: list[dict], size: int, generator: torch.Generator) -> Iterat
         yield _batch(chunks[jobs[i][0]], jobs[i][1])
 
 
+# -- Muon ---------------------------------------------------------------------------------------------------------
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum whose every update is made orthogonal (Jordan et al. 2024), sized like one of Adam's (Liu et al. 2025,
+    arXiv 2502.16982). In FP32: PyTorch's own rounds to BF16, which a CPU without BF16 instructions does 30x slower."""
+
+    def __init__(self, parameters, lr: float, momentum: float = 0.95) -> None:
+        super().__init__(parameters, dict(lr=lr, momentum=momentum))
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                average = self.state[p].setdefault("average", torch.zeros_like(p))
+                average.lerp_(p.grad, 1 - group["momentum"])
+                ahead = p.grad.lerp(average, group["momentum"])
+                p.add_(orthogonal(ahead), alpha=-0.2 * max(p.shape) ** 0.5 * group["lr"])
+
+
+def orthogonal(matrix: Tensor) -> Tensor:
+    """The nearest orthogonal matrix to [m, n], roughly: five Newton-Schulz steps."""
+    tall = matrix.shape[0] > matrix.shape[1]
+    x = matrix.t() if tall else matrix
+    x = x / (x.norm() + 1e-7)
+    for _ in range(5):
+        square = x @ x.t()
+        x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
+    return x.t() if tall else x
+
+
 # -- training -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class TrainOptions:
-    """rollout: drafts' steps trained, and from which share of the run on."""
+    """steps: of a draft, trained from the share `rollout_from` of the run on.
 
-    epochs: float = 2.0
+    minutes: if the clock runs out before the epochs, the schedule is driven by it and ends with it; None: never. Such a
+    run cannot be repeated to the bit.
+    """
+
+    epochs: float = 3.0
     batch: int = 16
-    lr: float = 2e-3
+    lr: float = 5e-3
     steps: int = 1
-    rollout_from: float = 0.5
+    rollout_from: float = 0.7
     seed: int = 3
+    minutes: float | None = None
 
 
 def loss_of(student: nn.Module, batch: Batch, head_rows: Tensor, steps: int) -> Tensor:
@@ -199,26 +263,28 @@ def train(
     Muon (Jordan et al. 2024) for matrices, AdamW for norms, both with a cosine down to zero.
     """
     torch.manual_seed(options.seed)
-    parameters = [p for p in student.parameters() if p.requires_grad]
-    rate = options.lr
-    optimisers = [
-        torch.optim.Muon(
-            [p for p in parameters if p.dim() == 2], lr=rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"
-        ),
-        torch.optim.AdamW([p for p in parameters if p.dim() != 2], lr=rate, weight_decay=0.0),
-    ]
+    matrices = [p for p in student.parameters() if p.dim() == 2]
+    norms = [p for p in student.parameters() if p.dim() == 1]
+    optimisers = [Muon(matrices, options.lr), torch.optim.AdamW(norms, lr=NORM_RATE * options.lr, weight_decay=0.0)]
+    rates = [options.lr, NORM_RATE * options.lr]
     generator = torch.Generator().manual_seed(options.seed)
     per_epoch = sum(-(-len(chunk["lengths"]) // options.batch) for chunk in chunks)
     total = max(1, round(options.epochs * per_epoch))
-    marks = {max(1, round(total * share)) for share in (0.125, 0.25, 0.5, 0.75, 1.0)}
+    marks = [0.125, 0.25, 0.5, 0.75, 1.0]
+    began = time.monotonic()
+
+    def share_done() -> float:
+        clock = (time.monotonic() - began) / (60 * options.minutes) if options.minutes else 0.0
+        return min(1.0, max(done / total, clock))
+
     seen, done, spent, recent = 0, 0, 0.0, []
     student.train()
-    while done < total:
+    while marks:
         for batch in batches(chunks, options.batch, generator):
             start = time.process_time()
-            share = done / total
-            factor = min(1.0, (done + 1) / 20) * 0.5 * (1 + math.cos(math.pi * share))
-            for optimiser in optimisers:
+            share = share_done()
+            factor = min(1.0, (done + 1) / 10) * 0.5 * (1 + math.cos(math.pi * share))
+            for optimiser, rate in zip(optimisers, rates, strict=True):
                 for group in optimiser.param_groups:
                     group["lr"] = rate * factor
             steps = options.steps if share >= options.rollout_from else 1
@@ -231,15 +297,17 @@ def train(
             recent = [*recent[-19:], float(loss.detach())]
             done += 1
             spent += time.process_time() - start
-            if done % 20 == 0:
+            if done % 10 == 0:
                 print(
                     f"step {done}/{total}: {seen} tokens, {spent:.0f} s, loss {sum(recent) / len(recent):.4f}",
                     flush=True,
                 )
-            if done in marks:
+            if share_done() >= marks[0]:
+                while marks and share_done() >= marks[0]:
+                    marks.pop(0)
                 student.eval()
                 report(seen, spent, sum(recent) / len(recent))
                 student.train()
-            if done == total:
+            if not marks:
                 break
     student.eval()

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaC
 from transformers.utils import logging
 
 from llm_latency import hardware
-from llm_latency.models import bundled
+from llm_latency.models import bundled, drafts, prequantized
 from llm_latency.models.profiles import Source, choose_profile
 
 # Llama-2-7B's published shape, and that of the 160M model often used as its draft.
@@ -44,6 +44,8 @@ def load_draft(
     profile: str | None = None, *, dtype: torch.dtype | None = None, device: str | torch.device | None = None
 ) -> PreTrainedModel:
     """The small model that guesses for a profile's target in speculative decoding.
+
+    The default profile's is a plain Llama of a layer or two that comes with this package (docs/draft_model_card.md).
 
     Raises ValueError if the profile has none.
     """
@@ -99,8 +101,12 @@ def _load(source: Source | Path, dtype: torch.dtype, attention: str | None, devi
     attention = attention or "sdpa"
     if isinstance(source, Source) and source.kind == "shape":
         return random_model(source.name, dtype, attention, device)
+    if isinstance(source, Source) and source.kind == "shipped":
+        with _quiet():
+            return drafts.load_plain(str(bundled.prepare()), dtype).to(device).eval()
     place, arguments = _where(source)
     config = AutoConfig.from_pretrained(place, trust_remote_code=False, **arguments)
+    prequantized.check(config, device)
     with _quiet():
         model = AutoModelForCausalLM.from_pretrained(
             place,

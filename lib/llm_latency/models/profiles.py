@@ -13,9 +13,10 @@ from llm_latency import hardware
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a model's weights come from: the bundled GGUF, a hub repository at a fixed commit, or a shape alone."""
+    """Where a model's weights come from: the bundled GGUF, this package's own draft, a hub repository at a
+    fixed commit, or a shape alone."""
 
-    kind: Literal["bundled", "hub", "shape"]
+    kind: Literal["bundled", "shipped", "hub", "shape"]
     name: str
     revision: str | None = None
 
@@ -37,7 +38,13 @@ _SMALL = Source("bundled", "SmolLM2-135M-Instruct")
 PROFILES: dict[str, Profile] = {
     profile.name: profile
     for profile in (
-        Profile("smollm2-135m", _SMALL, None, torch.float32, note="runs offline after set-up, on any machine"),
+        Profile(
+            "smollm2-135m",
+            _SMALL,
+            Source("shipped", "plain"),
+            torch.float32,
+            note="runs offline after set-up, on any machine",
+        ),
         Profile(
             "smollm2-1.7b",
             Source("hub", "HuggingFaceTB/SmolLM2-1.7B-Instruct", "31b70e2e869a7173562077fd711b654946d38674"),
