@@ -221,7 +221,8 @@ def record(name: str, kind: str, greedy: float) -> dict:
     point = {"tokens": 12_000, "seconds": 3.0, "loss": 1.0, "acceptance": 0.123}
     return {
         "name": name, "kind": kind, "layers": 1, "head": 40, "coverage": 0.9876, "parameters": 1_234_000, "answers": 3,
-        "seen_tokens": 77_000, "seconds": 600.0, "options": {"batch": 8, "epochs": 2.5, "seed": 3, "steps": 1, "minutes": None},
+        "seen_tokens": 77_000, "seconds": 600.0,
+        "options": {"batch": 8, "epochs": 2.5, "seed": 3, "steps": 1, "minutes": None},
         "curve": [point] * 5, "final": {"greedy": figures(greedy), "sampled": figures(greedy / 2)},
         "full_head": {"greedy": figures(0.444)}, "same_texts_restricted_head": {"greedy": figures(0.333)},
     }  # fmt: skip

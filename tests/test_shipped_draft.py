@@ -84,8 +84,8 @@ def test_wrong_uses_are_named(layer):
 
 def test_a_scaled_rotary_embedding_is_refused():
     """A target with scaled positions would be drafted for at the wrong ones."""
-    config = models.load_config("llama-7b-shape")
-    assert FeatureShape.of_config(config).head_dim == 128
+    config = models.load_config("smollm2-135m")
+    assert FeatureShape.of_config(config).head_dim == 64
     config.rope_parameters = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
     with pytest.raises(ValueError, match="linear"):
         FeatureShape.of_config(config)
