@@ -24,7 +24,7 @@ WRONG = {
         ("a tensor in BF16", "BF16", "return torch.cat(chunks).mean()"),
         (
             "chunk sums in BF16",
-            "Each chunk's sum was rounded",
+            "BF16",
             """
             return sum(chunk.sum().item() for chunk in chunks) / sum(len(chunk) for chunk in chunks)
         """,

@@ -87,11 +87,14 @@ def check_crossover(decode_share: Callable, crossover: Callable, draw: Draw) -> 
 
 
 class _Part(nn.Module):
-    """Launches work of the next duration, from the first again after the last, and adds 1 to its input."""
+    """Launches work of the next duration, from the first again after the last, and adds 1 to its input.
+
+    What it knows is private: its time must be measured, not looked up.
+    """
 
     def __init__(self, stream: WatchedStream, durations: list[int], fail_at: int | None = None) -> None:
         super().__init__()
-        self.stream, self.durations, self.fail_at, self.calls = stream, durations, fail_at, 0
+        self.__stream, self.__durations, self.__fail_at, self.__calls = stream, durations, fail_at, 0
 
     def forward(self, x: Tensor) -> Tensor:
         if not isinstance(x, Tensor):
@@ -99,10 +102,10 @@ class _Part(nn.Module):
                 "a module got something that is no tensor. What a hook returns takes the place of the input or of the "
                 "output: let your hooks return nothing"
             )
-        if self.calls == self.fail_at:
+        if self.__calls == self.__fail_at:
             raise _OutOfMemory("the device ran out of memory")
-        self.stream.launch(self.durations[self.calls % len(self.durations)])
-        self.calls += 1
+        self.__stream.launch(self.__durations[self.__calls % len(self.__durations)])
+        self.__calls += 1
         return x + 1
 
 
