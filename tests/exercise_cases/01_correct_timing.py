@@ -82,6 +82,17 @@ WRONG = {
         """,
         ),
         (
+            "looks the work up instead of measuring it",
+            "TypeError",
+            """
+            times = {}
+            for name, work in stages:
+                stream.launch(work)
+                times[name] = times.get(name, 0) + work
+            return times
+        """,
+        ),
+        (
             "no return",
             "the result is None: is a `return` missing?",
             """
@@ -102,7 +113,9 @@ WRONG = {
             times = {}
             while stages:
                 name, work = stages.pop(0)
-                times[name] = times.get(name, 0.0) + work
+                begin = stream.record_event()
+                stream.launch(work)
+                times[name] = begin
             return times
         """,
         ),

@@ -114,6 +114,14 @@ WRONG = {
             "return max_gamma",
         ),
         (
+            "max_gamma left out",
+            "max_gamma itself is never tried",
+            """
+            gains = [sum(alpha**i for i in range(g + 1)) / (g * cost + 1) for g in range(max_gamma)]
+            return gains.index(max(gains))
+        """,
+        ),
+        (
             "never 0",
             "It is never 0",
             """
@@ -168,6 +176,18 @@ WRONG = {
         ),
     ],
     "prompt_lookup": [
+        (
+            "as text",
+            "Are ids looked for as text?",
+            """
+            for n in range(min(max_ngram, len(text) - 1), 0, -1):
+                place = " ".join(str(t) for t in text[:-1]).rfind(" ".join(str(t) for t in text[-n:]))
+                if place >= 0:
+                    start = " ".join(str(t) for t in text)[:place].count(" ")
+                    return text[start + n :][:count]
+            return []
+        """,
+        ),
         (
             "finds itself",
             "was found in its own place",

@@ -62,6 +62,11 @@ WRONG = {
         ("a mean over cases", "A mean over cases counts 31 tokens as much as 901", gate(
             worse="statistics.mean(math.exp((c['after_nll'] - c['before_nll']) / c['tokens']) if c['tokens'] "
                   "and c['after_nll'] is not None else 1.0 for c in cases) > 1 + max_increase")),
+        ("perplexities weighted by tokens", "Add up losses, not perplexities", gate(
+            worse="tokens and sum(c['tokens'] * math.exp((c['after_nll'] - c['before_nll']) / c['tokens']) "
+                  "for c in cases) / tokens > 1 + max_increase")),
+        ("at the limit", "a limit that is just met is kept",
+         gate(worse="tokens and math.exp((after - before) / tokens) >= 1 + max_increase")),
         ("case by case", "Is it judged case by case?", gate(
             worse="any(math.exp((c['after_nll'] - c['before_nll']) / c['tokens']) > 1 + max_increase "
                   "for c in cases if c['tokens'] and c['after_nll'] is not None)")),

@@ -11,7 +11,7 @@ from llm_latency.checks.call import call, call_raising
 from llm_latency.checks.draw import Draw
 from llm_latency.checks.exercise import exercise
 from llm_latency.checks.failure import CheckFailed
-from llm_latency.checks.watched_stream import WatchedStream
+from llm_latency.checks.watched_stream import WatchedStream, Work
 
 CHAPTER = "01_correct_timing"
 
@@ -25,7 +25,8 @@ def check_stage_times(learners: Callable, draw: Draw) -> None:
     with WatchedStream() as stream:
         stream.launch(earlier)
         stream.log.clear()
-        times = call(learners, stream, list(zip(names, durations, strict=True)), limit_s=2.0)
+        stages = list(zip(names, map(Work, durations), strict=True))
+        times = call(learners, stream, stages, limit_s=2.0)
         launched, waits = stream.log.count("launch"), stream.waits_inside
     expect.kind(times, dict, "the result")
     expect.that(

@@ -178,6 +178,9 @@ def check_best_gamma(learners: Callable, draw: Draw) -> None:
             "It is never 0, though some drafts cost more than they save: try gamma = 0, too.": [
                 _best(_gain, *case, least=1) for case in cases
             ],
+            "max_gamma itself is never tried; it is included.": [
+                _best(_gain, alpha, cost, most - 1) for alpha, cost, most in cases
+            ],
             "Is a token accepted with alpha at every place, even behind a refused one? The i-th stands only if all "
             "before it do: alpha ** i.": [
                 _best(lambda g, alpha, c: (1 + g * alpha) / (g * c + 1), *case) for case in cases
@@ -220,10 +223,11 @@ def _best(gain: Callable, alpha: float, cost: float, most: int, least: int = 0) 
 
 @exercise(CHAPTER, "prompt lookup")
 def check_prompt_lookup(learners: Callable, draw: Draw) -> None:
-    """Texts of few different tokens, so that everything repeats; very short ones."""
+    """Texts of few different ids, so that everything repeats; very short ones."""
     cases = []
     for _ in range(80):
-        text = draw.ids(draw.odd(9, 41), draw.integer(3, 6)).tolist()
+        words = draw.random.sample([1, 2, 11, 12, 21, 111, 112], draw.integer(3, 6))  # as digits they run together
+        text = draw.random.choices(words, k=draw.odd(9, 41))
         cases.append((text, draw.integer(1, 4), draw.integer(2, 6)))
     cases += [([7], 3, 4), ([7, 9], 5, 4), ([7, 7], 2, 3), ([5] * 4, 2, 3), ([1, 2, 3, 4], 2, 3)]
     found = [list(expect.kind(call(learners, *case), (list, tuple), "the draft")) for case in cases]
@@ -242,6 +246,9 @@ def check_prompt_lookup(learners: Callable, draw: Draw) -> None:
             "Only n = max_ngram is tried. If it does not occur earlier, try one token less, down to 1.": by(only=True),
             "The match itself is in the draft; propose what follows it.": by(match_too=True),
             "One token behind the match is left out.": by(skip=True),
+            "Are ids looked for as text? In '11 1' stands '1 1'. Compare lists of ids.": [
+                _lookup_as_text(*case) for case in cases
+            ],
             "More than `count` tokens are proposed.": by(uncapped=True),
             "Occurrences that overlap the end of the text are left out. They count, too: 5 5 5 goes on with 5.": by(
                 apart=True
@@ -266,6 +273,17 @@ def _lookup(
         if n <= len(text) and starts:
             begin = (starts[0] if first else starts[-1]) + (0 if match_too else n) + skip
             return text[begin:] if uncapped else text[begin : begin + count]
+    return []
+
+
+def _lookup_as_text(text: list[int], max_ngram: int, count: int) -> list[int]:
+    """The draft of someone who joins the ids by blanks and looks for a string."""
+    for n in range(min(max_ngram, len(text) - 1), 0, -1):
+        whole, ending = " ".join(map(str, text[:-1])), " ".join(map(str, text[-n:]))
+        place = whole.rfind(ending)
+        if place >= 0:
+            start = whole[:place].count(" ")
+            return text[start + n : start + n + count]
     return []
 
 

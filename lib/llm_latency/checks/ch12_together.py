@@ -48,6 +48,16 @@ def check_gate(learners: Callable, draw: Draw) -> None:
         "of perplexities is exp of it",
         limits=(0.5, 1.2),
     )  # fmt: skip
+    same = _cases(draw, change=0.0)
+    for case in same:
+        case["after_ms"] = list(case["before_ms"])
+    expects(
+        same, set(), "Nothing changed, and no change was asked for: a limit that is just met is kept", limits=(0.0, 1.0)
+    )
+    expects(
+        _cases(draw, long=(0.3, 0.9)), {"long", ALL},
+        "The slowest case is also the one that got worse: it fails by its name, and counts in the perplexity, too",
+    )  # fmt: skip
     _check_pooling(draw, expects)
     _check_missing(draw, expects)
     _check_times(draw, expects)
@@ -65,10 +75,16 @@ def _check_pooling(draw: Draw, expects: Callable) -> None:
         "The long text got worse, some short ones better. A mean over cases counts 31 tokens as much as 901: add up "
         "the losses and the tokens of all cases first",
     )  # fmt: skip
-    short = [_case(draw, f"short {i}", 31, 25.0, 0.25, FASTER) for i in range(4)]
+    short = [_case(draw, f"short {i}", 31, 40.0, 0.25, FASTER) for i in range(4)]
     expects(
         [_case(draw, "long", 901, 12.0, -0.01, FASTER), *short], set(),
         "Some short texts got worse, but over all tokens the perplexity rose by 2%. Is it judged case by case?",
+    )  # fmt: skip
+    expects(
+        [_case(draw, "worse", 401, 12.0, 0.6, FASTER), _case(draw, "better", 401, 12.0, -0.3, FASTER)], set(),
+        "One text's perplexity rose by 60%, another's of the same length fell by 30%: over all tokens it rose by 6%, "
+        "where 10% are allowed. Add up losses, not perplexities, not even weighted by their tokens",
+        limits=(0.1, 1.2),
     )  # fmt: skip
 
 

@@ -7,6 +7,16 @@ from collections.abc import Callable
 from llm_latency.timing import SimulatedEvent, SimulatedStream
 
 
+class Work:
+    """Work of a duration in milliseconds that only a `WatchedStream` knows: it must be measured, not looked up."""
+
+    def __init__(self, ms: float) -> None:
+        self.__ms = ms
+
+    def launch_on(self, stream: SimulatedStream) -> None:
+        SimulatedStream.launch(stream, self.__ms)
+
+
 class WatchedStream(SimulatedStream):
     """A `SimulatedStream` whose `log` lists "launch" and "wait", in order, as the host called them.
 
@@ -17,9 +27,12 @@ class WatchedStream(SimulatedStream):
         super().__init__()
         self.log: list[str] = []
 
-    def launch(self, work: float | Callable[[], object]) -> None:
+    def launch(self, work: float | Callable[[], object] | Work) -> None:
         self.log.append("launch")
-        super().launch(work)
+        if isinstance(work, Work):
+            work.launch_on(self)
+        else:
+            super().launch(work)
 
     def query(self) -> bool:
         self.log.append("wait")  # asking again and again is waiting
