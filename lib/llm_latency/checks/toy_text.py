@@ -19,6 +19,34 @@ class BytePieces:
         return text.removeprefix(" ")
 
 
+class StreamParts:
+    """What a stream of text remembers, and how it ends; `push` is the learner's."""
+
+    def __init__(self, decode):
+        self.decode = decode  # list of ids -> text
+        self.ids = []
+        self.shown = 0  # characters returned so far
+
+    def finish(self):
+        """The text that is left at the end."""
+        return self.decode(self.ids)[self.shown :]
+
+
+class WindowParts:
+    """What a stream with a window remembers, and how it ends; `push` is the learner's."""
+
+    def __init__(self, decode):
+        self.decode = decode  # list of ids -> text
+        self.ids = []
+        self.start = 0  # decoding begins here
+        self.read = 0  # everything in front of this has been shown
+
+    def finish(self):
+        """The text that is left at the end."""
+        shown = self.decode(self.ids[self.start : self.read])
+        return self.decode(self.ids[self.start :])[len(shown) :]
+
+
 class MergingTokenizer:
     """Takes the longest piece that it knows, again and again. Id 1 begins a text, id 2 is the marker "<end>".
 
