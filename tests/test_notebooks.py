@@ -97,7 +97,8 @@ def test_no_installs_no_downloads_and_no_shell(path):
         assert not re.search(r"^\s*[!%]|pip install|requests\.|urllib|wget", cell.source, re.MULTILINE)
         tree = ast.parse(cell.source)
         lines = len([line for line in cell.source.splitlines() if line.strip()])
-        assert lines <= 16, f"cell {cell.execution_count} has {lines} lines; show one idea per cell"
+        most = 24 if "solutions" in path.parts else 16  # a solved exercise may be a whole function
+        assert lines <= most, f"cell {cell.execution_count} has {lines} lines; show one idea per cell"
         if "nbgrader" not in cell.metadata:  # a learner may write a class
             assert not any(isinstance(node, ast.ClassDef) for node in ast.walk(tree)), "classes belong in the library"
 
