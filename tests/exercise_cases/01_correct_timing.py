@@ -264,6 +264,39 @@ WRONG = {
         """,
         ),
         (
+            "the least",
+            "The least sample follows the quick ones",
+            """
+            samples = {name: [] for name in versions}
+            for work in versions.values():
+                work(stream)
+            stream.synchronize()
+            for _ in range(repeats):
+                for name, work in versions.items():
+                    begin = time.perf_counter()
+                    work(stream)
+                    stream.synchronize()
+                    samples[name].append((time.perf_counter() - begin) * 1000)
+            return {name: min(ms) for name, ms in samples.items()}
+        """,
+        ),
+        (
+            "the warm-up not awaited",
+            "begins while the warm-up is still in the queue",
+            """
+            samples = {name: [] for name in versions}
+            for work in versions.values():
+                work(stream)
+            for _ in range(repeats):
+                for name, work in versions.items():
+                    begin = time.perf_counter()
+                    work(stream)
+                    stream.synchronize()
+                    samples[name].append((time.perf_counter() - begin) * 1000)
+            return {name: statistics.median(ms) for name, ms in samples.items()}
+        """,
+        ),
+        (
             "the mean",
             "A mean follows those",
             """

@@ -109,6 +109,21 @@ WRONG = {
         ("FP64", "m has dtype torch.float64; expected torch.float32", "return m.double(), l.double(), acc.double()"),
     ],
     "blocked": [
+        (
+            "no maximum",
+            "is a row's maximum subtracted before exp?",
+            """
+            (queries, head_dim), keys = q.shape, k.shape[0]
+            seen = torch.arange(queries)[:, None] + keys - queries
+            l, acc = torch.zeros(queries, 1), torch.zeros(queries, head_dim)
+            for start in range(0, keys, block):
+                scores = q @ k[start : start + block].T / math.sqrt(head_dim)
+                hidden = start + torch.arange(scores.shape[1]) > seen
+                weights = scores.masked_fill(hidden, -torch.inf).exp()
+                l, acc = l + weights.sum(-1, keepdim=True), acc + weights @ v[start : start + block]
+            return acc / l
+        """,
+        ),
         ("no mask", "is the causal mask missing?", LOOP.replace(" > seen", " > keys + 0 * seen")),
         ("top-left", "aligned top-left", LOOP.replace(" + keys - queries", "")),
         ("off by one", "Off by one", LOOP.replace("> seen", ">= seen")),

@@ -65,6 +65,8 @@ WRONG = {
         ("perplexities weighted by tokens", "Add up losses, not perplexities", gate(
             worse="tokens and sum(c['tokens'] * math.exp((c['after_nll'] - c['before_nll']) / c['tokens']) "
                   "for c in cases) / tokens > 1 + max_increase")),
+        ("rounded", "Is it rounded first?",
+         gate(worse="tokens and round(math.exp((after - before) / tokens) - 1, 2) > max_increase")),
         ("at the limit", "a limit that is just met is kept",
          gate(worse="tokens and math.exp((after - before) / tokens) >= 1 + max_increase")),
         ("case by case", "Is it judged case by case?", gate(

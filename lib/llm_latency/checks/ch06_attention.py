@@ -134,6 +134,15 @@ def check_blocked(learners: Callable, draw: Draw) -> None:
             f"a tensor of {largest.size} values was made: for {queries} queries and {keys} keys that is the whole "
             "matrix of scores (or of the mask). Make one block of it at a time",
         )
+    q = 100 * q  # scores of some hundreds, whose exp is infinite
+    found = expect.tensor(call(learners, q, k, v, block), "the result", shape=q.shape, finite=False)
+    expect.that(
+        bool(found.isfinite().all()),
+        "the result holds NaN or infinities for scores of some hundreds: is a row's maximum subtracted before exp?",
+    )
+    causal = torch.arange(keys)[None] <= torch.arange(queries)[:, None] + keys - queries
+    want = _attention(q, k, v, causal, 1 / math.sqrt(head_dim))
+    expect.close(found, want, "the result for scores of some hundreds", rel=1e-2, absolute=1e-2)
 
 
 def _compare_attention(found: object, q: Tensor, k: Tensor, v: Tensor, block: int) -> None:

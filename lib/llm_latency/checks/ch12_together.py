@@ -42,6 +42,7 @@ def check_gate(learners: Callable, draw: Draw) -> None:
         _cases(draw, ppl=33, change=0.07), {ALL},
         "The perplexity rose by 7%, and its logarithm, the loss per token, by 2%. The limit is for the perplexity",
     )  # fmt: skip
+    expects(_cases(draw, change=0.053), {ALL}, "The perplexity rose by 5.3% where 5% are allowed. Is it rounded first?")
     expects(
         _cases(draw, change=0.55), {ALL},
         "The perplexity rose by 55% where 50% is allowed. Is a difference of losses compared with the limit? The ratio "

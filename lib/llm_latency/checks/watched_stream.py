@@ -18,7 +18,7 @@ class Work:
 
 
 class WatchedStream(SimulatedStream):
-    """A `SimulatedStream` whose `log` lists "launch" and "wait", in order, as the host called them.
+    """A `SimulatedStream` whose `log` lists "launch", "wait" and "elapsed", in order, as the host called them.
 
     `synchronize` records an event and waits for it, so it is logged by its event.
     """
@@ -56,3 +56,7 @@ class _WatchedEvent(SimulatedEvent):
     def synchronize(self) -> None:
         self._log.append("wait")
         super().synchronize()
+
+    def elapsed_time(self, end: SimulatedEvent) -> float:
+        self._log.append("elapsed")
+        return super().elapsed_time(end)
