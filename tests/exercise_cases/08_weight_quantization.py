@@ -143,18 +143,23 @@ WRONG = {
 }  # fmt: skip
 
 RIGHT = {
-    "pack": ["""
+    "pack": [
+        """
         if codes.shape[1] % 2 == 1:
             raise ValueError("odd")
         pairs = codes.unflatten(1, (-1, 2))
         return pairs[..., 0] * 16 + pairs[..., 1]
-    """],
-    "unpack": ["""
+    """
+    ],
+    "unpack": [
+        """
         codes = torch.empty(packed.shape[0], 2 * packed.shape[1], dtype=torch.uint8)
         codes[:, ::2], codes[:, 1::2] = packed // 16, packed % 16
         return codes
-    """],
-    "test_round": ["""
+    """
+    ],
+    "test_round": [
+        """
         weight = 3.01 + torch.arange(16.0).reshape(1, 16) / 1000
         codes, scales, lows = program(weight, 16)
         assert codes.max() < 16
@@ -163,17 +168,24 @@ RIGHT = {
             assert abs(points[0, code] - w) <= (points[0] - w).abs().min() + 1e-6
         weight = torch.tensor([[0.0, 15.0, 0.9, 1.1]])
         assert program(weight, 4)[0].tolist() == [[0, 15, 1, 1]]
-    """],
-    "mended_round": [GRID + """
+    """
+    ],
+    "mended_round": [
+        GRID
+        + """
     points = torch.arange(16) * scale.float() + low.float()
     codes = (blocks[..., None] - points[:, :, None]).abs().argmin(dim=-1)
     return codes.flatten(1).to(torch.uint8), scale.squeeze(2), low.squeeze(2)
-    """],
-    "choose_group": ["""
+    """
+    ],
+    "choose_group": [
+        """
         fits = [s for s in sizes if weight.shape[1] % s == 0 and loss_of(weight, s) <= budget]
         return (max(fits), 4 + 2 * 16 / max(fits)) if fits else None
-    """],
-    "step_bytes": ["""
+    """
+    ],
+    "step_bytes": [
+        """
         total = 0
         for name in ("heads", "kv_heads", "kv_heads", "heads"):
             total += shape["hidden"] * shape[name] * shape["head_dim"]
@@ -182,6 +194,7 @@ RIGHT = {
         weights = total * 2 if bits == 16 else total * bits / 8 + total / group * 4
         kv = context * shape["layers"] * 2 * shape["kv_heads"] * shape["head_dim"] * 2
         return weights + shape["vocab"] * shape["hidden"] * 2 + kv
-    """],
+    """
+    ],
     "tokens_per_second": ["return 1 / (fixed_ms / 1000 + nbytes / 1e9 / gbps)"],
 }
