@@ -251,6 +251,7 @@ def loss_of(student: nn.Module, batch: Batch, head_rows: Tensor, steps: int) -> 
     return total / steps
 
 
+@torch.enable_grad()
 def train(
     student: nn.Module,
     chunks: list[dict],

@@ -52,7 +52,7 @@ def check_stage_times(learners: Callable, draw: Draw) -> None:
             f"{what} is {found:.4f}; expected {want}. Is it in seconds? Milliseconds were asked for",
         )
         expect.that(
-            found > 0.2 * want,
+            found > 0.2 * want or found > 0.9 * last[name],  # of a repeated stage the last part alone may be short
             f"{what} is {found:.3f}, but the work takes {want} ms: that is the launch. The clock did not wait",
         )
         expect.near(
