@@ -44,6 +44,39 @@ def tiny_qwen2():
     return _random(Qwen2ForCausalLM, Qwen2Config(**TINY, tie_word_embeddings=False), seed=12)
 
 
+@pytest.fixture(autouse=True)
+def gradients_stay_on():
+    """A test that leaves gradients switched off breaks another one, in another file, on another day."""
+    yield
+    on = torch.is_grad_enabled()
+    torch.set_grad_enabled(True)
+    assert on, "this test left gradients switched off for all that follow"
+
+
+@pytest.fixture(scope="session")
+def tiny_directory(tmp_path_factory) -> str:
+    """A learner's own model: a tiny random Llama with the course's tokenizer, as a directory."""
+    from llm_latency import models
+
+    folder = tmp_path_factory.mktemp("model")
+    config = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
+    config |= dict(vocab_size=49152, num_key_value_heads=2, max_position_embeddings=1024)
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(**config)).save_pretrained(folder)
+    models.load_tokenizer("smollm2-135m").save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def quick_ceilings(monkeypatch):
+    """Ceilings of a made-up chip, so that no test measures this one."""
+    from llm_latency import hardware
+
+    rates = {"float32": 20.0, "bfloat16": 20.0}
+    fixed = hardware.Ceilings("cpu", "a chip", 2, 20.0, 20.0, rates, {"float32": 100.0, "bfloat16": 200.0})
+    monkeypatch.setattr(hardware, "ceilings", lambda *_, **__: fixed)
+
+
 @pytest.fixture(scope="session")
 def target():
     """The course's real model in FP32. Read-only: a test that changes weights must copy it."""

@@ -4,33 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel
 from typer.testing import CliRunner
 
-from llm_latency import checklist, cli, hardware, models
+from llm_latency import checklist, cli
 from llm_latency.checklist import ITEMS, MEASURED, NOT_HERE, PREDICTED, Advice, Item, Stage
 from llm_latency.checklist.diagnosis import ranked
 from llm_latency.checklist.subject import Subject
-
-
-@pytest.fixture(scope="module")
-def tiny_directory(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=49152, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=2, max_position_embeddings=512,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(folder)
-    models.load_tokenizer("smollm2-135m").save_pretrained(folder)
-    return str(folder)
-
-
-@pytest.fixture
-def quick_ceilings(monkeypatch):
-    rates = {"float32": 20.0, "bfloat16": 20.0}
-    fixed = hardware.Ceilings("cpu", "a chip", 2, 20.0, 20.0, rates, {"float32": 100.0, "bfloat16": 200.0})
-    monkeypatch.setattr(hardware, "ceilings", lambda *_, **__: fixed)
 
 
 def test_a_stage_is_bound_by_its_largest_part():

@@ -389,6 +389,10 @@ def test_a_kept_prefix_changes_nothing(tiny_llama, ids, weights):
         assert kept.features.shape == plain.features.shape
         assert (kept.features - plain.features).abs().max() < (1e-5 if weights == "float32" else 0.1)
         assert (kept.step(ids[:, :1]) - plain.step(ids[:, :1])).abs().max() < (1e-5 if weights == "float32" else 0.1)
+    kept.prefill(ids)
+    kept.crop_to(5)
+    kept.step(other[:, :3])  # into the middle of the prefix
+    assert (kept.prefill(ids) - plain.prefill(ids)).abs().max() < (1e-5 if weights == "float32" else 0.1)
     kept.score(other)
     assert (kept.prefill(ids) - plain.prefill(ids)).abs().max() < (1e-5 if weights == "float32" else 0.1)
 

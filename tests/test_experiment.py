@@ -13,30 +13,13 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
-from llm_latency import cli, experiment, hardware, models
+from llm_latency import cli, experiment, hardware
 from llm_latency.experiment import contributions, prediction, report, resume, rungs, runner, worker
 from llm_latency.experiment.record import RungRecord
 
 
-@pytest.fixture(scope="module")
-def tiny_directory(tmp_path_factory):
-    """A learner's own model: a tiny random Llama with the course's tokenizer, as a directory."""
-    folder = tmp_path_factory.mktemp("model")
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=49152, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=1024,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(folder)
-    models.load_tokenizer("smollm2-135m").save_pretrained(folder)
-    return str(folder)
-
-
 @pytest.fixture
-def quick_ceilings(monkeypatch):
-    rates = {"float32": 20.0, "bfloat16": 20.0}
-    fixed = hardware.Ceilings("cpu", "a chip", 2, 20.0, 20.0, rates, {"float32": 100.0, "bfloat16": 200.0})
-    monkeypatch.setattr(hardware, "ceilings", lambda *_, **__: fixed)
+def quick_rates(quick_ceilings, monkeypatch):
     monkeypatch.setattr(prediction, "matmul_rate", lambda *_: 1e11)
 
 
@@ -56,7 +39,7 @@ def a_run(*records: RungRecord) -> dict:
     }  # fmt: skip
 
 
-def test_run_ladder_in_fresh_processes(tiny_directory, tmp_path, quick_ceilings):
+def test_run_ladder_in_fresh_processes(tiny_directory, tmp_path, quick_rates):
     """End to end on a learner's directory: rungs agree, stages add up to the wall clock, JSON can be read again."""
     seen = []
     run = experiment.run_ladder(
@@ -81,7 +64,7 @@ def test_run_ladder_in_fresh_processes(tiny_directory, tmp_path, quick_ceilings)
     assert experiment.load_run(tmp_path) == json.loads((tmp_path / "ladder.json").read_text()) == run
 
 
-def test_a_rung_that_fails_is_shown_and_the_ladder_goes_on(tiny_directory, tmp_path, quick_ceilings, monkeypatch):
+def test_a_rung_that_fails_is_shown_and_the_ladder_goes_on(tiny_directory, tmp_path, quick_rates, monkeypatch):
     """One broken rung must neither stop the run nor vanish from the table, and the exit code says so."""
     real = runner._run_one
 
@@ -285,7 +268,7 @@ def instant(monkeypatch):
     return run
 
 
-def test_an_interrupted_run_continues_and_measures_nothing_twice(tiny_directory, tmp_path, quick_ceilings, instant):
+def test_an_interrupted_run_continues_and_measures_nothing_twice(tiny_directory, tmp_path, quick_rates, instant):
     """Ctrl-C in the middle: what is finished stays; a changed option or model is another run, and says so."""
     options = dict(names=["sdpa"], profile=tiny_directory, rounds=2, warmup=0, repeats=1)
     folder, instant.stop_at = tmp_path / "a", "sdpa"
@@ -310,7 +293,7 @@ def test_what_makes_another_run():
     assert resume.differences(old, new) == ["the library's code", "machine.torch: '1' was, '2' is", "the model's files"]
 
 
-def test_ctrl_c_on_the_command_line_loses_nothing(tiny_directory, tmp_path, quick_ceilings, instant):
+def test_ctrl_c_on_the_command_line_loses_nothing(tiny_directory, tmp_path, quick_rates, instant):
     """The words say where the finished parts are and how to go on, and the next call goes on there."""
     instant.stop_at = "sdpa"
     arguments = ["run", "--rungs", "sdpa", "--model", tiny_directory, "--out", str(tmp_path), "--rounds", "1"]
@@ -381,7 +364,7 @@ def test_the_newest_recorded_run_with_the_wanted_rungs(tmp_path):
         experiment.newest_run(tmp_path, ("warp",))
 
 
-def test_a_kept_prefix_is_not_predicted_as_if_it_were_read(tiny_directory, quick_ceilings):
+def test_a_kept_prefix_is_not_predicted_as_if_it_were_read(tiny_directory, quick_rates):
     """A prefill of 32 tokens held to the time of 256 would reach many times the limit."""
     whole = record("fast", weights="float32", cache="float32")
     kept = record("prefix", weights="float32", cache="float32", kept_tokens=224)

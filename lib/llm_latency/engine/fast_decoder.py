@@ -103,7 +103,8 @@ class FastDecoder:
         size = (self.kv_heads, self.max_positions, self.head_dim)
         self.caches = [kind(*size, self.cache_dtype, self.device) for _ in self.layers]
         self.length = 0  # tokens stored
-        self._prefix: tuple[Tensor, Tensor | None] | None = None  # ids [1, n] and features; None: its slots are lost
+        self._prefix: Tensor | None = None  # ids [1, n] that `keep_prefix` read
+        self._prefix_features: Tensor | None = None  # [n, hidden]; None: the prefix's slots were written over
         self.features: Tensor | None = None  # [k, hidden]: what the head read in the last call, for every token of it
         self._fixed_shapes = options.compile or on_cuda
         self._run = torch.compile(self._forward, dynamic=False) if options.compile else self._forward
@@ -123,22 +124,15 @@ class FastDecoder:
     @torch.inference_mode()
     def prefill(self, input_ids: Tensor) -> Tensor:
         """Forget everything, read input_ids [1, n], return the last position's logits [1, vocab] FP32."""
-        if self._prefix is None:
-            self.length = 0
-            return self._advance(input_ids, last_only=True)
-        prefix, features = self._prefix
-        kept = prefix.shape[1]
-        if input_ids.shape[1] <= kept or not torch.equal(input_ids[:, :kept], prefix):
-            self._prefix = None
-            logits = self.prefill(input_ids)
-            self._prefix = (prefix, None)  # its slots are overwritten
-            return logits
-        if features is None:
-            self.keep_prefix(prefix)
-            features = self._prefix[1]
-        self.length = kept
-        logits = self._advance(input_ids[:, kept:], last_only=True)
-        self.features = torch.cat((features, self.features))  # [n, hidden], as if all had been read just now
+        features = None
+        if self._begins_with_prefix(input_ids):
+            if self._prefix_features is None:
+                self.keep_prefix(self._prefix)
+            features = self._prefix_features
+        self.length = 0 if features is None else features.shape[0]
+        logits = self._advance(input_ids[:, self.length :], last_only=True)
+        if features is not None:
+            self.features = torch.cat((features, self.features))  # [n, hidden], as if all had been read just now
         return logits
 
     @torch.inference_mode()
@@ -152,8 +146,6 @@ class FastDecoder:
     def score(self, input_ids: Tensor) -> Tensor:
         """Logits [1, n, vocab] FP32 of a whole text [1, n], in pieces through the kernels that decoding uses."""
         self.length = 0
-        if self._prefix is not None:
-            self._prefix = (self._prefix[0], None)
         chunk = SMALL_STEP if self.weights in ("int8", "int4") else SCORE_CHUNK
         return torch.cat([self._advance(piece) for piece in input_ids.split(chunk, dim=1)])[None]
 
@@ -164,9 +156,13 @@ class FastDecoder:
         A prompt that begins otherwise is read whole, over the prefix, which is then read anew when next wanted.
         """
         self.length = 0
-        self._prefix = None
         self._advance(input_ids, last_only=True)
-        self._prefix = (input_ids.clone(), self.features)
+        self._prefix, self._prefix_features = input_ids.to(self.device, copy=True), self.features
+
+    @property
+    def prefix_tokens(self) -> int:
+        """Tokens of the prefix that `keep_prefix` read; 0 without one."""
+        return 0 if self._prefix is None else self._prefix.shape[1]
 
     def crop_to(self, length: int) -> None:
         """Forget every token after the first `length`. What stands behind is overwritten by the next step."""
@@ -197,6 +193,13 @@ class FastDecoder:
 
     # -- the model ------------------------------------------------------------------------------------------------
 
+    def _begins_with_prefix(self, input_ids: Tensor) -> bool:
+        """Whether a prompt [1, n] begins with the kept prefix and goes on behind it."""
+        kept = self.prefix_tokens
+        if kept == 0 or input_ids.shape[-1] <= kept:
+            return False
+        return torch.equal(input_ids[:, :kept].to(self.device), self._prefix)
+
     def _advance(self, token_ids: Tensor, last_only: bool = False) -> Tensor:
         if token_ids.ndim != 2 or token_ids.shape[0] != 1 or token_ids.shape[1] == 0:
             raise ValueError(f"expected token ids of shape [1, k], k at least 1; got {list(token_ids.shape)}")
@@ -204,6 +207,8 @@ class FastDecoder:
         end = start + tokens
         if end > self.max_positions:
             raise ValueError(f"{end} tokens do not fit into a KV cache of max_length {self.max_positions}")
+        if start < self.prefix_tokens:
+            self._prefix_features = None  # this call writes over the prefix's slots
         ids = token_ids[0].to(self.device)
         positions = torch.arange(start, end, device=self.device)
         if self._fixed_shapes and start > 0 and tokens <= SMALL_STEP:
@@ -225,10 +230,8 @@ class FastDecoder:
         """
         tokens, turned = ids.shape[0], self.heads + self.kv_heads
         # Queries and keys are rotated, values are not: in their rows the tables hold 1 and 0. One operator serves all.
-        shape = (self.kv_heads, tokens, self.head_dim)
-        cos = torch.cat(
-            (self.cos[positions].expand(turned, -1, -1), self.cos.new_ones(shape))
-        )  # [heads + 2 kv, k, dim]
+        shape = (self.kv_heads, tokens, self.head_dim)  # cos, sin: [heads + 2 * kv_heads, k, head_dim]
+        cos = torch.cat((self.cos[positions].expand(turned, -1, -1), self.cos.new_ones(shape)))
         sin = torch.cat((self.sin[positions].expand(turned, -1, -1), self.sin.new_zeros(shape)))
         mask = causal_mask(positions, span) if masked else None
         x = self.embedding[ids].float()  # [k, hidden]: the residual stream stays in FP32

@@ -120,8 +120,7 @@ def _prefill_seconds(stepper: Stepper) -> float:
 
 def _kept_tokens(stepper: Stepper) -> int:
     """How many tokens of the prompt a fast decoder, or the target of a speculative one, has kept from before."""
-    kept = getattr(getattr(stepper, "target", stepper), "_prefix", None)
-    return kept[0].shape[1] if kept else 0
+    return getattr(getattr(stepper, "target", stepper), "prefix_tokens", 0)
 
 
 def _answer_seconds(response: Response, new_tokens: int) -> float:
@@ -160,7 +159,7 @@ def _launch_ms(entry: Rung, stepper: Stepper, twin: Path) -> float | None:
     """A step of the rung's own kind of decoder over a model 64 wide: Python, dispatch and launches, next to no work.
 
     None where a twin tells nothing or cannot be made: compiled code would be compiled again, a speculative decoder has
-    two models, and a kernel may not take matrices so small.
+    two models, a kernel may not take matrices so small, and a calibrated format wants text, which a twin cannot read.
     """
     if hasattr(stepper, "generate") or hasattr(stepper, "compiled"):
         return None
@@ -171,7 +170,7 @@ def _launch_ms(entry: Rung, stepper: Stepper, twin: Path) -> float | None:
         ids = torch.arange(PROMPT_TOKENS, device=small.device)[None] % small.vocab_size
         small.prefill(ids)
         return measure(lambda: small.step(ids[:, :1]), warmup=3, repeats=15, device=small.device).median_ms
-    except Exception:
+    except (ValueError, RuntimeError, OSError):
         return None
 
 
