@@ -88,6 +88,16 @@ def test_a_long_text_without_a_cache_is_read_in_chunks(tiny_llama, monkeypatch):
     assert perplexity(tiny_llama, ids) == pytest.approx(whole, 1e-4)
 
 
+def test_reading_in_chunks_leaves_gradients_as_they_were(tiny_llama):
+    """Guards against a generator that hands its caller inference mode: two of them read in step, or one read in part."""
+    ids = torch.randint(3, 97, (1, 60), generator=torch.Generator().manual_seed(3))
+    drift(tiny_llama, ids, lambda: DynamicCache(config=tiny_llama.config))
+    assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+    unfinished = outputs_in_chunks(tiny_llama, ids, None)
+    next(unfinished)
+    assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+
+
 class FirstUpdateExact(DynamicLayer):
     """As transformers' quantised layers: the first update hands its input back, later ones see rounded tokens."""
 

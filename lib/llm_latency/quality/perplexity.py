@@ -112,7 +112,8 @@ def outputs_in_chunks(
     for start in range(0, n, size):
         piece = input_ids[:, start : start + size].to(model.device)
         with torch.inference_mode():
-            yield start, model(input_ids=piece, use_cache=True, **with_cache(cache), **arguments)
+            output = model(input_ids=piece, use_cache=True, **with_cache(cache), **arguments)
+        yield start, output  # not inside: a caller that stops early would be left in inference mode
 
 
 def negative_log_likelihoods(logits: Tensor, targets: Tensor) -> Tensor:
