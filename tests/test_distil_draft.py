@@ -208,14 +208,14 @@ def test_sampled_acceptance_is_that_of_the_rule():
 
 def record(name: str, kind: str, greedy: float) -> dict:
     def figures(value: float) -> dict:
-        acceptance = {g: value + 0.01 * i for i, g in enumerate("4321")}
+        acceptance = {g: value - 0.01 * i for i, g in enumerate("1234")}
         per_cycle = {g: 1.5 + 0.1 * int(g) for g in "1234"}
         positions = [value, value / 2, None, 0.0]
         return {
             "acceptance": acceptance,
             "tokens_per_cycle": per_cycle,
             "by_position": positions,
-            "by_kind": {"code": 0.5},
+            "by_kind": {g: {"code": 0.5} for g in "14"},
         }
 
     point = {"tokens": 12_000, "seconds": 3.0, "loss": 1.0, "acceptance": 0.123}

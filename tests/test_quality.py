@@ -89,7 +89,7 @@ def test_a_long_text_without_a_cache_is_read_in_chunks(tiny_llama, monkeypatch):
 
 
 def test_reading_in_chunks_leaves_gradients_as_they_were(tiny_llama):
-    """Guards against a generator that hands its caller inference mode: two of them read in step, or one read in part."""
+    """Guards against a generator that hands its caller inference mode, to stay when two are read in step."""
     ids = torch.randint(3, 97, (1, 60), generator=torch.Generator().manual_seed(3))
     drift(tiny_llama, ids, lambda: DynamicCache(config=tiny_llama.config))
     assert torch.is_grad_enabled() and not torch.is_inference_mode_enabled()

@@ -50,7 +50,7 @@ HEAD = 4096  # ids of the restricted head
 RUNS = {
     "plain-1": (1, TrainOptions()),
     "plain-2": (2, TrainOptions()),
-    "conditioned": (0, TrainOptions(steps=2)),
+    "conditioned": (0, TrainOptions(steps=3)),
 }
 SHIPPED = {drafts.PLAIN: "plain-1", drafts.CONDITIONED: "conditioned"}
 
@@ -101,8 +101,8 @@ def train(folder: Path, name: str, limits: dict) -> None:
     curve = []
 
     def report(tokens: int, seconds: float, loss: float) -> None:
-        greedy = draft_eval.evaluate(student, held_out[:1], head_ids, head_rows, gammas=(4,))["greedy"]
-        curve.append({"tokens": tokens, "seconds": seconds, "loss": loss, "acceptance": greedy["acceptance"]["4"]})
+        greedy = draft_eval.evaluate(student, held_out[:1], head_ids, head_rows, gammas=(1,))["greedy"]
+        curve.append({"tokens": tokens, "seconds": seconds, "loss": loss, "acceptance": greedy["acceptance"]["1"]})
         print(f"{name}: {json.dumps(curve[-1])}", flush=True)
 
     draft_train.train(student, chunks, head_rows, options, report)
@@ -113,8 +113,8 @@ def train(folder: Path, name: str, limits: dict) -> None:
     chances = draft_eval.target_chances(held_out, head)
     final = draft_eval.evaluate(student, held_out, head_ids, head_rows, chances=chances)
     everything = torch.arange(len(head))
-    full = draft_eval.evaluate(student, held_out[:1], everything, head, gammas=(4,))
-    narrow = draft_eval.evaluate(student, held_out[:1], head_ids, head_rows, gammas=(4,))
+    full = draft_eval.evaluate(student, held_out[:1], everything, head, gammas=(1,))
+    narrow = draft_eval.evaluate(student, held_out[:1], head_ids, head_rows, gammas=(1,))
     tensors = own_tensors(student, head_ids)
     record = {
         "name": name,

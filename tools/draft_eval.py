@@ -46,8 +46,8 @@ def evaluate(
     """Acceptance on held-out answers: greedy on the greedy ones, and with `chances` by sampling on the sampled ones.
 
     Returns {"greedy": {"acceptance": {gamma: accepted / proposed}, "by_position": [...], "tokens_per_cycle": {...},
-    "by_kind": {...}}, "sampled": the same}. by_position: how often the j-th token of a draft of four is accepted if
-    those before it were.
+    "by_kind": {gamma: {kind: ...}}}, "sampled": the same}. by_position: how often the j-th token of the longest draft is
+    accepted if those before it were.
     """
     columns = torch.full((int(head_ids.max()) + 1,), -1)
     columns[head_ids] = torch.arange(len(head_ids))
@@ -108,7 +108,7 @@ def _summary(texts: list[tuple[Tensor, str]], gammas: tuple[int, ...]) -> dict:
         total = [sum(column) for column in zip(*counts.values(), strict=True)]
         result["acceptance"][str(gamma)] = total[0] / total[1]
         result["tokens_per_cycle"][str(gamma)] = total[3] / total[2]
+        result["by_kind"][str(gamma)] = {kind: c[0] / c[1] for kind, c in sorted(counts.items())}
         if gamma == max(gammas):
             result["by_position"] = [r / t if t else None for r, t in zip(right, tried, strict=True)]
-            result["by_kind"] = {kind: c[0] / c[1] for kind, c in sorted(counts.items())}
     return result

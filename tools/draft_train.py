@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -19,10 +20,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
+from llm_latency.precision import bf16_is_native
 from llm_latency.speculative.feature_layer import FeatureLayer, FeatureShape
 
-DAMPING = 0.1  # of o_proj and down_proj at the start: a layer out of its place begins by saying little
-DOUBT = 0.15  # of the final norm at the start: a beginner's guess should not sound as sure as the target's
+DAMPING = 0.1  # of a plain draft's o_proj and down_proj at the start: layers cut off their model begin by saying little
+# Of the final norm at the start: a beginner's guess should not sound as sure as the target's.
+PLAIN_DOUBT, CONDITIONED_DOUBT = 0.15, 0.5
 GUESS_TOKENS = 20_000
 NORM_RATE = 5.0  # learning rate of norm weights over that of matrices
 REGRESSION = 0.1  # weight of the feature's own error beside the KL, for conditioned drafts
@@ -44,7 +47,7 @@ class PlainStudent(nn.Module):
             for layer in self.model.layers:
                 layer.self_attn.o_proj.weight.mul_(DAMPING)
                 layer.mlp.down_proj.weight.mul_(DAMPING)
-            self.model.norm.weight.mul_(DOUBT)
+            self.model.norm.weight.mul_(PLAIN_DOUBT)
 
     def predict(self, tokens: Tensor, features: Tensor, steps: int) -> list[Tensor]:
         """Features [b, n, hidden] from tokens [b, n]: one forward serves every step of a draft."""
@@ -53,7 +56,8 @@ class PlainStudent(nn.Module):
 
 
 class ConditionedStudent(nn.Module):
-    """A FeatureLayer. It starts as the target's last layer, on top of the best linear guess at the next feature.
+    """A FeatureLayer. It starts as the best linear guess at the next feature; attention and FFN begin as the target's
+    last, with silent outputs.
 
     Without that guess it would begin by naming, with great confidence, the token that it has just been told.
     """
@@ -71,11 +75,11 @@ class ConditionedStudent(nn.Module):
             self.layer.qkv.weight.copy_(
                 torch.cat((attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight))
             )
-            self.layer.output.weight.copy_(attention.o_proj.weight * DAMPING)
+            self.layer.output.weight.zero_()
             self.layer.ffn_norm.copy_(theirs.post_attention_layernorm.weight)
             self.layer.gate_up.weight.copy_(torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)))
-            self.layer.down.weight.copy_(mlp.down_proj.weight * DAMPING)
-            self.layer.out_norm.copy_(final * DOUBT)
+            self.layer.down.weight.zero_()
+            self.layer.out_norm.copy_(final * CONDITIONED_DOUBT)
 
     def predict(self, tokens: Tensor, features: Tensor, steps: int) -> list[Tensor]:
         """Features of every position [b, n, hidden], once for each step of a draft.
@@ -190,7 +194,7 @@ def batches(chunks: list[dict], size: int, generator: torch.Generator) -> Iterat
 
 class Muon(torch.optim.Optimizer):
     """Momentum whose every update is made orthogonal (Jordan et al. 2024), sized like one of Adam's (Liu et al. 2025,
-    arXiv 2502.16982). In FP32: PyTorch's own rounds to BF16, which a CPU without BF16 instructions does 30x slower."""
+    arXiv 2502.16982). PyTorch's own always rounds to BF16, which a CPU without BF16 instructions does 30x slower."""
 
     def __init__(self, parameters, lr: float, momentum: float = 0.95) -> None:
         super().__init__(parameters, dict(lr=lr, momentum=momentum))
@@ -202,7 +206,14 @@ class Muon(torch.optim.Optimizer):
                 average = self.state[p].setdefault("average", torch.zeros_like(p))
                 average.lerp_(p.grad, 1 - group["momentum"])
                 ahead = p.grad.lerp(average, group["momentum"])
-                p.add_(orthogonal(ahead), alpha=-0.2 * max(p.shape) ** 0.5 * group["lr"])
+                with products_in_bf16():
+                    update = orthogonal(ahead)
+                p.add_(update, alpha=-0.2 * max(p.shape) ** 0.5 * group["lr"])
+
+
+def products_in_bf16() -> torch.autocast:
+    """Autocast where the CPU multiplies BF16 itself: training takes less than half the time. Elsewhere: no change."""
+    return torch.autocast("cpu", torch.bfloat16, enabled=bf16_is_native("cpu"))
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
@@ -228,10 +239,10 @@ class TrainOptions:
     """
 
     epochs: float = 3.0
-    batch: int = 16
+    batch: int = 8
     lr: float = 5e-3
     steps: int = 1
-    rollout_from: float = 0.7
+    rollout_from: float = 0.6
     seed: int = 3
     minutes: float | None = None
 
@@ -278,6 +289,8 @@ def train(
         clock = (time.monotonic() - began) / (60 * options.minutes) if options.minutes else 0.0
         return min(1.0, max(done / total, clock))
 
+    # Autocast leaves the norms' weights in FP32, for which PyTorch only has its slower kernel.
+    warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
     seen, done, spent, recent = 0, 0, 0.0, []
     student.train()
     while marks:
@@ -289,7 +302,8 @@ def train(
                 for group in optimiser.param_groups:
                     group["lr"] = rate * factor
             steps = options.steps if share >= options.rollout_from else 1
-            loss = loss_of(student, batch, head_rows, steps)
+            with products_in_bf16():
+                loss = loss_of(student, batch, head_rows, steps)
             loss.backward()
             for optimiser in optimisers:
                 optimiser.step()
