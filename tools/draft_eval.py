@@ -46,8 +46,8 @@ def evaluate(
     """Acceptance on held-out answers: greedy on the greedy ones, and with `chances` by sampling on the sampled ones.
 
     Returns {"greedy": {"acceptance": {gamma: accepted / proposed}, "by_position": [...], "tokens_per_cycle": {...},
-    "by_kind": {gamma: {kind: ...}}}, "sampled": the same}. by_position: how often the j-th token of the longest draft is
-    accepted if those before it were.
+    "by_kind": {gamma: {kind: ...}}}, "sampled": the same}. by_position: how often the j-th token of the longest draft
+    is accepted if those before it were.
     """
     columns = torch.full((int(head_ids.max()) + 1,), -1)
     columns[head_ids] = torch.arange(len(head_ids))
