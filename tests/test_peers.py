@@ -26,7 +26,7 @@ def fake_processes(monkeypatch):
     log: list[str] = []
 
     class Fake:
-        def __init__(self, name: str, profile: str | None) -> None:
+        def __init__(self, name: str, profile: str | None, limit_s: float) -> None:
             if name == "stillborn":
                 raise RuntimeError("ImportError: no such library")
             self.name, self.turns = name, 0
@@ -122,13 +122,21 @@ def test_both_ways_of_answering_agree(tiny_llama, monkeypatch):
 def test_a_real_process_that_fails_tells_why():
     """Guards against a race that hangs on a process which died while loading."""
     with pytest.raises(RuntimeError, match="unknown contender 'nobody'"):
-        race.Process("nobody", "smollm2-135m")
+        race.Process("nobody", "smollm2-135m", 120.0)
+
+
+def test_a_process_that_never_answers_is_ended():
+    """Guards against a race that one peer, compiling for an hour, keeps from ever printing its table."""
+    with pytest.raises(RuntimeError, match="no answer within 0.5 s"):
+        race.Process("hf-fp32", "smollm2-135m", 0.5)
+    with pytest.raises(ValueError, match="limit_s=0"):
+        race.run_race([], PROMPT, 5, limit_s=0)
 
 
 @pytest.mark.model
 def test_a_real_process_answers(target):
     """Guards against chatter on standard output that is taken for an answer, and against processes that do not end."""
-    process = race.Process("fast-fp32", "smollm2-135m")
+    process = race.Process("fast-fp32", "smollm2-135m", 300.0)
     try:
         first, second = (process.ask([100, 200, 300], 3) for _ in range(2))
     finally:

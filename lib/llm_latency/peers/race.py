@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 
@@ -20,12 +21,15 @@ from llm_latency.timing import Comparison
 
 BASELINE = "hf-fp32"
 NOT_RUN, FAILED, MEASURED = "not installed", "failed", "measured"
+LIMIT_S = 300.0  # for loading and for each answer; a first one may compile
 
 
 class Process:
-    """A contender's process. Raises RuntimeError with its last words if it dies."""
+    """A contender's process. Raises RuntimeError with its last words if it dies, or if an answer takes over `limit_s`
+    seconds; then it is ended."""
 
-    def __init__(self, name: str, profile: str | None) -> None:
+    def __init__(self, name: str, profile: str | None, limit_s: float) -> None:
+        self.limit_s = limit_s
         self.noise = tempfile.TemporaryFile("w+")
         command = [sys.executable, "-m", "llm_latency.peers.worker", name, profile or ""]
         self.process = subprocess.Popen(
@@ -54,7 +58,18 @@ class Process:
         self.noise.close()
 
     def _read(self) -> dict:
+        late = threading.Event()
+
+        def end() -> None:
+            late.set()
+            self.process.kill()
+
+        timer = threading.Timer(self.limit_s, end)
+        timer.start()
         line = self.process.stdout.readline()
+        timer.cancel()
+        if late.is_set():
+            raise RuntimeError(f"no answer within {self.limit_s:g} s")
         if line:
             return json.loads(line)
         code = self.process.wait()
@@ -87,14 +102,18 @@ def run_race(
     profile: str | None = None,
     rounds: int = 7,
     warmup: int = 2,
+    limit_s: float = LIMIT_S,
     progress: Callable[[str], None] = lambda text: None,
 ) -> dict:
     """Drive the contenders through `warmup` + `rounds` answers each, in turns whose order alternates.
 
-    A contender that is not installed, fails or crashes is recorded with its reason and the others go on. Returns a
+    A contender that is not installed, fails, crashes or takes over `limit_s` seconds to load or to answer once is
+    recorded with its reason and the others go on. Returns a
     dictionary fit for JSON: date, machine, settings, one entry per contender, and the ratios against HF FP32.
-    Raises ValueError for counts that measure nothing.
+    Raises ValueError for counts and limits that measure nothing.
     """
+    if not limit_s > 0:
+        raise ValueError(f"limit_s={limit_s!r}; expected a number of seconds above 0")
     if rounds < 1 or warmup < 0 or new_tokens < 2:
         raise ValueError(f"expected rounds >= 1, warmup >= 0, new_tokens >= 2; got {rounds}, {warmup}, {new_tokens}")
     records = [PeerRecord(c.name, c.title, c.ours, MEASURED) for c in contenders]
@@ -106,7 +125,7 @@ def run_race(
             continue
         progress(f"loading {entry.title}")
         try:
-            processes[entry.name] = Process(entry.name, profile)
+            processes[entry.name] = Process(entry.name, profile, limit_s)
         except RuntimeError as error:
             record.status, record.reason = FAILED, str(error)
     try:
