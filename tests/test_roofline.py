@@ -212,6 +212,9 @@ def test_measured_peak_picks_the_dtypes_own_ceilings():
     assert roofline.measured_peak(here, "int4") == Peak("a CPU", 49e9, 901e9)
     with pytest.raises(ValueError, match="float16"):
         roofline.measured_peak(here, "float16")
+    # A CPU without BF16 units: 1.4 GFLOP/s of BF16 products is no limit to a kernel that widens to FP32 first.
+    widened = Ceilings("cpu", "a CPU", 2, 49, 45, gemv, {"float32": 218.0, "bfloat16": 1.4})
+    assert roofline.measured_peak(widened, "bfloat16") == Peak("a CPU", 31e9, 218e9)
 
 
 def test_operators_are_counted_without_views():

@@ -16,12 +16,13 @@ from llm_latency.speculative.theory import expected_speedup
 
 MEASURED, PREDICTED, NOT_HERE = "measured", "predicted", "cannot be measured here"
 NONE = "none: exact"
+AS_FAST = "times as fast"  # the unit of a gain for one request
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """One item. gain: times sooner the standard request is done with it than without; for many requests at once where
-    `unit` says so; None where nothing can be said. how: measured, predicted or cannot be measured here."""
+    """One item. gain: how many times as fast the standard request is done with it as without it; for many requests at
+    once where `unit` says so; None where nothing can be said. how: measured, predicted or cannot be measured here."""
 
     title: str
     priority: int
@@ -30,7 +31,7 @@ class Advice:
     how: str
     why: str
     quality: str
-    unit: str = "times sooner"
+    unit: str = AS_FAST
     in_use: bool = False  # the model as transformers loads it has it already; the gain is what it would lose without
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from rich.table import Table
 
 from llm_latency import hardware, roofline
-from llm_latency.checklist.advice import ITEMS, Advice
+from llm_latency.checklist.advice import AS_FAST, ITEMS, Advice
 from llm_latency.checklist.subject import Subject
 from llm_latency.request import NEW_TOKENS, PROMPT_TOKENS
 from llm_latency.roofline import StagePrediction
@@ -104,7 +104,7 @@ def ranked(advice: list[Advice]) -> tuple[Advice, ...]:
     cannot be measured last; then what is in use, by what would be lost without it."""
 
     def key(entry: Advice) -> tuple:
-        return entry.in_use, entry.gain is None, entry.unit != "times sooner", -(entry.gain or 0.0), entry.priority
+        return entry.in_use, entry.gain is None, entry.unit != AS_FAST, -(entry.gain or 0.0), entry.priority
 
     return tuple(sorted(advice, key=key))
 

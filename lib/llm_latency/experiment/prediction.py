@@ -31,11 +31,13 @@ def add_all(records: list[RungRecord], profile: str, ceilings: Ceilings) -> None
     rates: dict[str, float] = {}
     for record in records:
         dtype = number_format(record.weights).compute
-        if dtype not in rates:
-            rates[dtype] = matmul_rate(config, record.prompt_tokens, dtype, ceilings.device)
+        for name in (dtype, "float32"):
+            if name not in rates:
+                rates[name] = matmul_rate(config, record.prompt_tokens, name, ceilings.device)
+        rate = max(rates[dtype], rates["float32"])  # as `measured_peak` has it
         peak = measured_peak(ceilings, record.weights)
 
-        def stages(launch_ms: float, record=record, peak=peak, dtype=dtype) -> dict[str, float]:
+        def stages(launch_ms: float, record=record, peak=peak, rate=rate) -> dict[str, float]:
             found = predict_request(
                 config,
                 peak,
@@ -44,7 +46,7 @@ def add_all(records: list[RungRecord], profile: str, ceilings: Ceilings) -> None
                 weights=record.weights,
                 cache=None if record.cache == "none" else record.cache,
                 kv_cache=record.cache != "none",
-                prefill_peak=replace(peak, flops_per_s=rates[dtype]),
+                prefill_peak=replace(peak, flops_per_s=rate),
                 launch_ms_per_pass=launch_ms,
             )
             ms = {name: stage.ms for name, stage in found.items()}
@@ -53,7 +55,7 @@ def add_all(records: list[RungRecord], profile: str, ceilings: Ceilings) -> None
                 work = forward_work(
                     config, rest, context=record.kept_tokens, weights=record.weights, cache=record.cache
                 )
-                at_shape = replace(peak, flops_per_s=rates[dtype])
+                at_shape = replace(peak, flops_per_s=rate)
                 ms["prefill"] = predict_stage("prefill", work, at_shape, launch_ms=launch_ms).ms
             return ms | {"decode": ms["decode"] / (record.tokens_per_pass or 1.0)}
 

@@ -278,7 +278,7 @@ RUNGS: list[Rung] = [
     ),
     Rung(
         "lookup-quote",
-        "the same, on a request that quotes its prompt",
+        "prompt lookup, a request that quotes its prompt",
         "09",
         _speculative("bfloat16", "lookup"),
         weights="bfloat16",

@@ -53,7 +53,8 @@ def measured_peak(ceilings: hardware.Ceilings, weights: str | NumberFormat = "fl
 
     Bandwidth is what a matrix times one vector reached in that dtype, since that is what a decode step consists of;
     packed formats, which have no such figure, are held to the plain read bandwidth, which no kernel beats. The FLOP
-    rate is the matrix product's in the compute dtype.
+    rate is the matrix product's in the compute dtype, or in FP32 where that is faster: a kernel may widen its numbers
+    first, as good ones do on a CPU without BF16 units.
 
     Raises ValueError where the ceilings lack that dtype.
     """
@@ -63,7 +64,8 @@ def measured_peak(ceilings: hardware.Ceilings, weights: str | NumberFormat = "fl
         raise ValueError(f"no measured matrix rate for {stored.compute!r} on {ceilings.device}; measured: {known}")
     gbps = ceilings.gemv_gbps.get(stored.name, ceilings.read_gbps)
     on_gpu = ceilings.device.startswith("cuda")
-    return Peak(ceilings.name, gbps * 1e9, ceilings.matmul_gflops[stored.compute] * 1e9, launches_overlap=on_gpu)
+    gflops = max(ceilings.matmul_gflops[stored.compute], ceilings.matmul_gflops.get("float32", 0.0))
+    return Peak(ceilings.name, gbps * 1e9, gflops * 1e9, launches_overlap=on_gpu)
 
 
 @dataclass(frozen=True, slots=True)
