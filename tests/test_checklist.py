@@ -67,7 +67,7 @@ def test_diagnose_a_learners_own_folder(tiny_directory, quick_ceilings):
     found = checklist.diagnose(tiny_directory)
     assert [stage.name for stage in found.stages] == ["prefill", "decode step"]
     assert found.total_ms == pytest.approx(found.stages[0].measured_ms + 49 * found.stages[1].measured_ms)
-    assert found.cache_bytes_per_token == 2 * 2 * 64 * 4
+    assert found.cache_bytes_per_token == 2 * 2 * 2 * 8 * 4  # K and V, layers, heads, width, bytes
     by_title = {entry.title: entry for entry in found.advice}
     assert set(by_title) == {item.title for item in ITEMS}
     assert by_title["KV cache"].how == MEASURED and by_title["KV cache"].in_use

@@ -181,8 +181,35 @@ def test_bad_calls(tiny_llama, ids):
     with pytest.raises(RuntimeError, match="before prefill"):
         decoder.step(ids[:, :1])
     for bad in (ids[0], ids.repeat(2, 1), ids[:, :0]):
-        with pytest.raises(ValueError, match="shape"):
-            decoder.prefill(bad)
+        for call in (decoder.prefill, decoder.keep_prefix):
+            with pytest.raises(ValueError, match="shape"):
+                call(bad)
+
+
+@pytest.mark.parametrize("call", ["prefill", "score", "keep_prefix"])
+def test_ids_that_are_no_ids(tiny_llama, ids, call):
+    """Guards against -100, the mark of a masked label, read as the 100th token from the end; masks taken for ids."""
+    decoder = FastDecoder.from_model(tiny_llama)
+    for bad in (-1, -100, decoder.vocab_size):
+        wrong = ids.clone()
+        wrong[0, 1] = bad
+        with pytest.raises(IndexError):
+            getattr(decoder, call)(wrong)
+    for dtype in (torch.bool, torch.uint8, torch.float32):
+        with pytest.raises(TypeError, match=r"token ids are torch\."):
+            getattr(decoder, call)(ids.to(dtype))
+
+
+def test_what_is_handed_out_is_not_what_is_kept(tiny_llama, ids):
+    """Guards against a caller's change to `features` that spoils the kept prefix's."""
+    decoder = FastDecoder.from_model(tiny_llama)
+    decoder.prefill(ids)
+    expected = decoder.features.clone()
+    with torch.inference_mode():
+        decoder.keep_prefix(ids[:, :4])
+        decoder.features.zero_()
+        decoder.prefill(ids)
+    torch.testing.assert_close(decoder.features, expected)
 
 
 @pytest.mark.parametrize(

@@ -129,8 +129,19 @@ def test_a_process_that_never_answers_is_ended():
     """Guards against a race that one peer, compiling for an hour, keeps from ever printing its table."""
     with pytest.raises(RuntimeError, match=r"no answer within 0\.5 s"):
         race.Process("hf-fp32", "smollm2-135m", 0.5)
-    with pytest.raises(ValueError, match="limit_s=0"):
-        race.run_race([], PROMPT, 5, limit_s=0)
+    for limit in (0, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match=f"limit_s={limit}"):
+            race.run_race([], PROMPT, 5, limit_s=limit)
+
+
+def test_chatter_where_an_answer_belongs_is_that_peers_failure(monkeypatch, tmp_path):
+    """Guards against one peer's stray line that ends the race of all."""
+    loud = tmp_path / "python"
+    loud.write_text("#!/bin/sh\necho hello\n")
+    loud.chmod(0o755)
+    monkeypatch.setattr(race.sys, "executable", str(loud))
+    with pytest.raises(RuntimeError, match="wrote 'hello"):
+        race.Process("hf-fp32", "smollm2-135m", 60.0)
 
 
 @pytest.mark.model

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from llm_latency.quantization import (
     MANY_ROWS,
@@ -373,3 +373,28 @@ def test_models_with_conv1d_layers():
         exact = model(ids).logits
         quantize_(model, "int8")
         assert (model(ids).logits - exact).norm() / exact.norm() < 0.05
+
+
+def test_a_shared_config_stays_another_models(tmp_path):
+    """Guards against a second model of the same config that saves without its tied head, and loads a random one."""
+    config = LlamaConfig(
+        vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=1, num_attention_heads=2,
+        tie_word_embeddings=True,
+    )  # fmt: skip
+    one, other = LlamaForCausalLM(config).eval(), LlamaForCausalLM(config).eval()
+    ids = torch.arange(5)[None]
+    before = other(ids).logits
+    quantize_(one, "int8")
+    assert not one.config.tie_word_embeddings and other.config.tie_word_embeddings
+    other.save_pretrained(tmp_path)
+    torch.testing.assert_close(LlamaForCausalLM.from_pretrained(tmp_path)(ids).logits, before)
+
+
+def test_a_bare_layer_and_a_layer_of_two_names():
+    """Guards against a report of success where nothing, or half, was replaced."""
+    with pytest.raises(ValueError, match="a bare Linear"):
+        quantize_(torch.nn.Linear(32, 32), "int8")
+    both = torch.nn.Module()
+    both.a = both.b = torch.nn.Linear(32, 32)
+    assert quantize_(both, "int8").layers == 1
+    assert both.a is both.b and isinstance(both.a, Int8Linear)

@@ -91,3 +91,25 @@ def test_many_rows_are_widened_where_bfloat16_is_slow(monkeypatch):
         assert y.dtype == torch.bfloat16
         assert (y.float() - real(x.float(), weight.float(), bias.float())).abs().max() < 0.05
     assert calls == [torch.bfloat16, torch.bfloat16, torch.float32]
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_a_broken_input_gives_no_numbers(rows, bad):
+    """Guards against a model that overflowed and goes on talking fluently: the kernel alone makes numbers of NaN."""
+    x = torch.randn(rows, 24, generator=torch.Generator().manual_seed(3))
+    x[-1, 5] = bad
+    y = DynamicInt8Weight(torch.randn(8, 24)).matmul(x)
+    assert y[-1].isnan().all() and y[:-1].isfinite().all()
+
+
+def test_the_default_dtype_does_not_matter():
+    """Guards against a kernel check that a learner's torch.set_default_dtype breaks."""
+    dynamic.dynamic_int8_kernel.cache_clear()
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert DynamicInt8Weight(torch.ones(4, 8, dtype=torch.float32)).kernel == dynamic.dynamic_int8_kernel()
+    finally:
+        torch.set_default_dtype(before)
+        dynamic.dynamic_int8_kernel.cache_clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -543,3 +544,45 @@ def test_cropping_to_a_length_that_is_not_stored(pair, length):
         stepper.crop_to(length)
     stepper.crop_to(8)
     assert stepper.length == 8
+
+
+def test_one_request_at_a_time(pair):
+    """Guards against two requests in turns through one pair of caches: wrong tokens, and no error."""
+    target, draft = pair
+    speculative = SpeculativeDecoder(target, draft, 3)
+    first = speculative.start(prompt(7, 1), 12)
+    speculative.generate(prompt(9, 2), 4)
+    with pytest.raises(RuntimeError, match="one at a time"):
+        speculative.cycle(first)
+    again = speculative.start(prompt(7, 1), 12)
+    speculative.prefill(prompt(9, 2))
+    with pytest.raises(RuntimeError, match="one at a time"):
+        speculative.cycle(again)
+
+
+def test_what_was_generated_can_be_trained_on(pair):
+    """Guards against an inference tensor handed out, which no backward pass takes."""
+    sequences = SpeculativeDecoder(*pair, 3).generate(prompt(7, 1), 10).sequences
+    model = tiny(5)
+    model(sequences, labels=sequences).loss.backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+@pytest.mark.parametrize("ids", [torch.arange(110), torch.tensor([3, 5, 96, 105, 109])])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_ids_behind_the_targets_vocabulary_are_never_drafted(ids, temperature):
+    """Guards against a draft's padded tail, or head rows of it, that ends a request half way."""
+    target = tiny(11)
+    big = FastDecoder.from_model(tiny(5, vocab_size=110), head_ids=ids)
+    chance = torch.Generator().manual_seed(2)
+    output = SpeculativeDecoder(target, big, 3).generate(prompt(7, 1), 20, temperature=temperature, generator=chance)
+    assert int(output.sequences.max()) < 97 and output.sequences.shape[1] == 27
+    if temperature == 0:
+        assert torch.equal(output.sequences, generate(TransformersStepper(target), prompt(7, 1), 20).sequences)
+
+
+def test_a_target_without_hidden_states_is_refused_at_once():
+    """Guards against a request that dies after its prompt was read."""
+    draft = SimpleNamespace(needs_features=True, propose=None, device=None, vocab_size=8)
+    with pytest.raises(TypeError, match="Markov has no `features`"):
+        SpeculativeDecoder(Markov(random_table(8, 1)), draft)

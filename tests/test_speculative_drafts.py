@@ -245,3 +245,17 @@ def test_a_head_that_does_not_fit_is_named():
         ConditionedDraft(layer, embedding, head)
     with pytest.raises(ValueError, match="head_ids go up to 2; the target's vocabulary has 2"):
         ConditionedDraft(layer, embedding[:2], head[:3])
+
+
+def test_a_conditioned_draft_of_other_sizes():
+    """Guards against sizes that fail in the middle of a request, in words of another library."""
+    model = small_llama(2)
+    vocab, hidden = model.config.vocab_size, model.config.hidden_size
+    shorter = conditioned(small_llama(4, vocab_size=vocab - 2), [0, 1, 2])
+    ids = torch.tensor([[vocab - 1, 1, vocab - 2, 1]])
+    output = SpeculativeDecoder(model, shorter, 3).generate(ids, 20)
+    assert torch.equal(output.sequences, generate(TransformersStepper(model), ids, 20).sequences)
+    with pytest.raises(ValueError, match=f"features are {hidden} wide and this draft's {2 * hidden}"):
+        SpeculativeDecoder(model, conditioned(small_llama(4, hidden_size=2 * hidden), [0, 1])).generate(ids, 5)
+    with pytest.raises(ValueError, match="may grow to 24 tokens; this draft reads texts of up to 16"):
+        SpeculativeDecoder(model, conditioned(small_llama(4, max_position_embeddings=16), [0, 1])).generate(ids, 20)

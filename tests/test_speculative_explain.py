@@ -7,9 +7,10 @@ import io
 import pytest
 import torch
 from rich.console import Console
-from speculative_toys import Markov, random_table
+from speculative_toys import Markov, chain, random_table
 from test_speculative_decoder import like, prompt, tiny
 
+from llm_latency.engine import FastDecoder
 from llm_latency.speculative import Cycle, PromptLookupDraft, SpeculativeDecoder, SpeculativeOutput, expected_speedup
 from llm_latency.speculative.costs import Costs, bytes_share, shares, step_bytes, unhindered, verification_cost
 from llm_latency.speculative.explain import explain
@@ -179,4 +180,21 @@ def test_impossible_recordings(cycles):
 def test_a_draft_that_cannot_follow_the_recording():
     """Prompt lookup proposes what it finds: the recording's counts would not be its own."""
     with pytest.raises(ValueError, match=r"proposed \d tokens where the recording has 3"):
-        replay(Markov(random_table(300, 1)), PromptLookupDraft(), [Cycle(3, 1, 2)], prompt_tokens=5)
+        replay(Markov(random_table(300, 1)), PromptLookupDraft(), [Cycle(3, 1, 2), Cycle(3, 3, 4)], prompt_tokens=5)
+
+
+def test_a_recording_that_ended_with_an_end_of_text():
+    """Guards against a replay that draws the limit of a text which was cut short, and blames the draft for it."""
+    said, guessed = [1, 2, 3, 4, 5, 6, 7, 0], [1, 2, 3, 4, 5, 6, 5, 0]
+    recorder = SpeculativeDecoder(Markov(chain(said)), Markov(chain(guessed)), 4)
+    cycles = recorder.generate(torch.tensor([[3]]), 30, eos_token_id=7).cycles
+    assert cycles[-1].proposed > cycles[-1].accepted
+    played = replay(Markov(chain(said)), Markov(chain(said)), iter(cycles), prompt_tokens=4, rounds=1)
+    assert played.tokens == 1 + sum(cycle.accepted + 1 for cycle in cycles) and played.cycles == cycles
+
+
+def test_costs_near_the_end_of_the_context():
+    """Guards against a measurement of 48 rows that refuses a request which fits."""
+    target = FastDecoder.from_model(tiny(11), max_length=40)
+    turns = verification_cost(target, torch.arange(20)[None], (1, 4, 48), rounds=1)
+    assert list(turns.median_ms) == ["1", "4"]

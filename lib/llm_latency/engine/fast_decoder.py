@@ -98,7 +98,8 @@ class FastDecoder:
             self.head = make_matrix(*head_rows(model.lm_head, options.head_ids), stored.head, stored)
             self.cos, self.sin = (table.to(self.cache_dtype) for table in rotary_tables(model, self.max_positions))
         self.norm_eps = config.rms_norm_eps
-        self.norm_floor = torch.tensor((config.hidden_size * config.rms_norm_eps) ** 0.5, device=self.device)
+        floor = (config.hidden_size * config.rms_norm_eps) ** 0.5
+        self.norm_floor = torch.tensor(floor, dtype=torch.float32, device=self.device)
         kind = StaticKV if options.cache is None else StaticInt8KV
         size = (self.kv_heads, self.max_positions, self.head_dim)
         self.caches = [kind(*size, self.cache_dtype, self.device) for _ in self.layers]
@@ -124,6 +125,7 @@ class FastDecoder:
     @torch.inference_mode()
     def prefill(self, input_ids: Tensor) -> Tensor:
         """Forget everything, read input_ids [1, n], return the last position's logits [1, vocab] FP32."""
+        _check_ids(input_ids)
         features = None
         if self._begins_with_prefix(input_ids):
             if self._prefix_features is None:
@@ -157,7 +159,7 @@ class FastDecoder:
         """
         self.length = 0
         self._advance(input_ids, last_only=True)
-        self._prefix, self._prefix_features = input_ids.to(self.device, copy=True), self.features
+        self._prefix, self._prefix_features = input_ids.to(self.device, copy=True), self.features.clone()
 
     @property
     def prefix_tokens(self) -> int:
@@ -196,13 +198,12 @@ class FastDecoder:
     def _begins_with_prefix(self, input_ids: Tensor) -> bool:
         """Whether a prompt [1, n] begins with the kept prefix and goes on behind it."""
         kept = self.prefix_tokens
-        if kept == 0 or input_ids.shape[-1] <= kept:
+        if kept == 0 or input_ids.shape[1] <= kept:
             return False
         return torch.equal(input_ids[:, :kept].to(self.device), self._prefix)
 
     def _advance(self, token_ids: Tensor, last_only: bool = False) -> Tensor:
-        if token_ids.ndim != 2 or token_ids.shape[0] != 1 or token_ids.shape[1] == 0:
-            raise ValueError(f"expected token ids of shape [1, k], k at least 1; got {list(token_ids.shape)}")
+        _check_ids(token_ids)
         start, tokens = self.length, token_ids.shape[1]
         end = start + tokens
         if end > self.max_positions:
@@ -234,7 +235,8 @@ class FastDecoder:
         cos = torch.cat((self.cos[positions].expand(turned, -1, -1), self.cos.new_ones(shape)))
         sin = torch.cat((self.sin[positions].expand(turned, -1, -1), self.sin.new_zeros(shape)))
         mask = causal_mask(positions, span) if masked else None
-        x = self.embedding[ids].float()  # [k, hidden]: the residual stream stays in FP32
+        # [k, hidden]: the residual stream stays in FP32. Plain indexing would take a negative id from the end.
+        x = F.embedding(ids, self.embedding).float()
         for layer, cache in zip(self.layers, self.caches, strict=True):
             qkv = layer.qkv.product(self._normalise(x, layer.attention_norm)).to(self.cache_dtype)
             qkv = qkv.view(1, tokens, -1, self.head_dim).transpose(1, 2)  # [1, heads + 2 * kv_heads, k, head_dim]
@@ -254,3 +256,11 @@ class FastDecoder:
         # The same by way of the vector's length; `weight` holds the factor sqrt(hidden). Fewer operators, less time.
         length = torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self.norm_floor)
         return (x / length * weight).to(self.dtype)
+
+
+def _check_ids(token_ids: Tensor) -> None:
+    """Raise ValueError or TypeError unless they are integers [1, k], k at least 1."""
+    if token_ids.ndim != 2 or token_ids.shape[0] != 1 or token_ids.shape[1] == 0:
+        raise ValueError(f"expected token ids of shape [1, k], k at least 1; got {list(token_ids.shape)}")
+    if token_ids.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"token ids are {token_ids.dtype}; expected int64 or int32")

@@ -97,7 +97,7 @@ def _is_default(profile: str | None) -> bool:
 def build(profile: str | None, weights: str, draft: str, *, keep_prefix: bool = False) -> SpeculativeDecoder:
     """A rung's stepper: the fast decoder with `weights`, sped up by `draft`."""
     target, model = load_fast(profile, weights, keep_prefix=keep_prefix)
-    return SpeculativeDecoder(target, load_draft(profile, model, draft), GAMMA[draft])
+    return SpeculativeDecoder(target, load_draft(profile, model, draft), GAMMA.get(draft, 3))
 
 
 def explain_here(

@@ -71,7 +71,10 @@ class Process:
         if late.is_set():
             raise RuntimeError(f"no answer within {self.limit_s:g} s")
         if line:
-            return json.loads(line)
+            try:
+                return json.loads(line)
+            except json.JSONDecodeError:
+                raise RuntimeError(f"the process wrote {line[:80]!r} where an answer belongs") from None
         code = self.process.wait()
         self.noise.seek(0)
         words = self.noise.read().strip().splitlines()
@@ -112,8 +115,8 @@ def run_race(
     dictionary fit for JSON: date, machine, settings, one entry per contender, and the ratios against HF FP32.
     Raises ValueError for counts and limits that measure nothing.
     """
-    if not limit_s > 0:
-        raise ValueError(f"limit_s={limit_s!r}; expected a number of seconds above 0")
+    if not 0 < limit_s < threading.TIMEOUT_MAX:
+        raise ValueError(f"limit_s={limit_s!r}; expected a number of seconds above 0, and finite")
     if rounds < 1 or warmup < 0 or new_tokens < 2:
         raise ValueError(f"expected rounds >= 1, warmup >= 0, new_tokens >= 2; got {rounds}, {warmup}, {new_tokens}")
     records = [PeerRecord(c.name, c.title, c.ours, MEASURED) for c in contenders]

@@ -99,16 +99,19 @@ def _pack(codes: Tensor, scales: Tensor) -> torch.ScriptObject:
 
 def _packed_product(x: Tensor, packed: torch.ScriptObject) -> Tensor:
     """The product of `round_activations(x)` with a packed weight."""
+    # The kernel makes numbers of NaN, and a model that broke must not go on talking: NaN or infinity in a row makes all
+    # of its products NaN, by way of the row's sum or peak.
     if x.shape[0] == 1:
-        return torch.ops.quantized.linear_dynamic(x, packed, False)
+        return torch.ops.quantized.linear_dynamic(x, packed, False).add_(x.sum(), alpha=0)
     peaks = row_peaks(x)
-    return torch.ops.quantized.linear_dynamic(x / peaks, packed, False).mul_(peaks)
+    scaled = (x / peaks).nan_to_num_(0.0)
+    return torch.ops.quantized.linear_dynamic(scaled, packed, False).mul_(peaks)
 
 
 @functools.cache
 def dynamic_int8_kernel() -> str:
     """Which path this machine takes: "FBGEMM", or PLAIN, which computes the same function in FP32 and saves nothing."""
-    codes, scales = quantize_rows(torch.linspace(-1, 1, 37 * 64).view(37, 64))
+    codes, scales = quantize_rows(torch.linspace(-1, 1, 37 * 64, dtype=torch.float32).view(37, 64))
     dense = codes.float() * scales[:, None]
 
     def product(x: Tensor) -> Tensor:

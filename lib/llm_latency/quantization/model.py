@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -64,9 +65,15 @@ def quantize_(
     done = [name for name, module in model.named_modules() if isinstance(module, QuantizedLinear)]
     if done:
         raise ValueError(f"the model is quantised already ({len(done)} layers, the first is {done[0]!r})")
-    linears = {name: m for name, m in model.named_modules() if isinstance(m, (nn.Linear, Conv1D))}
+    linears = {
+        name: module
+        for name, module in model.named_modules(remove_duplicate=False)
+        if isinstance(module, (nn.Linear, Conv1D))
+    }
     if not linears:
         raise ValueError(f"found no linear layer in {type(model).__name__}")
+    if "" in linears:
+        raise ValueError(f"a bare {type(model).__name__} cannot be replaced in place; use Int8Linear or Int4Linear")
     unmatched = [pattern for pattern in skip if not any(fnmatchcase(name, pattern) for name in linears)]
     if unmatched:
         raise ValueError(f"skip names no linear layer: {unmatched}; the layers are named like {next(iter(linears))!r}")
@@ -76,27 +83,30 @@ def quantize_(
     if not chosen:
         raise ValueError(f"skip={list(skip)} leaves no layer to quantise")
     kind, options = (Int8Linear, {}) if weights == "int8" else (Int4Linear, {"group_size": group_size})
-    replacements = {}
+    replacements: dict[str, QuantizedLinear] = {}
+    made: dict[int, QuantizedLinear] = {}  # a module with two names stays one
     for name, linear in chosen.items():
         try:
-            replacements[name] = kind.from_linear(linear, keep_bfloat16=keep_bfloat16, **options)
+            if id(linear) not in made:
+                made[id(linear)] = kind.from_linear(linear, keep_bfloat16=keep_bfloat16, **options)
+            replacements[name] = made[id(linear)]
         except (ValueError, TypeError) as error:
             raise type(error)(f"layer {name!r}: {error}") from error
-    linear_before = sum(p.nbytes for m in chosen.values() for p in m.parameters(recurse=False))
+    linear_before = sum(p.nbytes for m in set(chosen.values()) for p in m.parameters(recurse=False))
     for name, replacement in replacements.items():
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, replacement)
     _untie(model, replacements)
     return QuantizationReport(
         weights=weights,
-        layers=len(replacements),
+        layers=len(made),
         skipped=tuple(name for name in linears if name not in chosen),
         kernels=tuple(sorted({layer.kernel for layer in replacements.values()})),
         bytes_before=before,
         bytes_after=_model_bytes(model),
-        copy_bytes=sum(layer.copy_nbytes for layer in replacements.values()),
+        copy_bytes=sum(layer.copy_nbytes for layer in made.values()),
         linear_bytes_before=linear_before,
-        linear_bytes_after=sum(layer.nbytes for layer in replacements.values()),
+        linear_bytes_after=sum(layer.nbytes for layer in made.values()),
     )
 
 
@@ -111,5 +121,6 @@ def _untie(model: nn.Module, replacements: dict[str, QuantizedLinear]) -> None:
     head = getattr(model, "lm_head", None)
     config = getattr(model, "config", None)
     if isinstance(head, QuantizedLinear) and getattr(config, "tie_word_embeddings", False):
-        config.tie_word_embeddings = False
+        model.config = copy.copy(config)  # another model may share it
+        model.config.tie_word_embeddings = False
         model.all_tied_weights_keys = {}

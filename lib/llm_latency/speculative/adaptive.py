@@ -11,9 +11,12 @@ class AdaptiveGamma:
     """`best_gamma` of a running acceptance and of the measured cost ratio, from 1 to `highest`.
 
     Never 0, though theory may say so: without proposals nothing would be learnt about a text that becomes easier.
+    Raises ValueError for a highest below 1.
     """
 
     def __init__(self, highest: int) -> None:
+        if isinstance(highest, bool) or not isinstance(highest, int) or highest < 1:
+            raise ValueError(f"highest={highest!r}; expected an int of at least 1")
         self.highest = highest
         self.acceptance: float | None = None  # running; None before the first cycle
 

@@ -77,6 +77,12 @@ class ConditionedDraft:
         return sum(part.nbytes for part in quantised + plain) + self.embedding[0].nbytes
 
     def begin(self, prompt: Tensor, first: int, capacity: int, features: Tensor | None) -> None:
+        hidden = self.embedding.shape[1]
+        if features.shape[1] != hidden:
+            raise ValueError(f"the target's features are {features.shape[1]} wide and this draft's {hidden}")
+        positions = self.layer.shape.positions
+        if capacity > positions:
+            raise ValueError(f"the request may grow to {capacity} tokens; this draft reads texts of up to {positions}")
         self.cache = self.layer.new_cache(capacity)
         tokens = torch.cat([prompt[0, 1:], prompt.new_tensor([first])])  # [n]: those that follow each feature
         self._read(tokens, features)
@@ -102,7 +108,8 @@ class ConditionedDraft:
         self.start = self.cache.length
 
     def _forward(self, tokens: Tensor, features: Tensor) -> Tensor:
-        embeddings = self.embedding[tokens]  # [k, hidden]
+        # An id of the target's padded tail that this embedding lacks: any row will do, guesses may be wrong.
+        embeddings = self.embedding[tokens.clamp(max=self.vocab_size - 1)]  # [k, hidden]
         start = self.cache.length
         positions = torch.arange(start, start + tokens.shape[0], device=self.device)
         return self.layer(embeddings[None], features.to(embeddings.dtype)[None], positions, self.cache)

@@ -93,13 +93,15 @@ def verification_cost(
     """Time of a target pass over each number of tokens after input_ids [1, n], in turns; names are the numbers.
 
     On paper checking six tokens costs what one costs, since the weights are read once. Whether it does depends on how
-    much arithmetic the machine has left, and on the kernels.
+    much arithmetic the machine has left, and on the kernels. Counts that do not fit behind input_ids into the target's
+    context are left out.
     """
     if 1 not in counts or min(counts) < 1:
         raise ValueError(f"counts={tuple(counts)}; expected 1, and nothing below it")
     input_ids = input_ids.to(target.device)
     target.prefill(input_ids)
     start = input_ids.shape[1]
+    counts = [n for n in counts if n == 1 or start + n <= target.max_positions]
     text = input_ids[0].repeat(1 + max(counts) // start)
 
     def reading(count: int):

@@ -86,9 +86,14 @@ class SpeculativeDecoder:
             check_tokenizers(tokenizer, draft_tokenizer)
         else:
             check_sizes(self.target, self.draft)
+        if self.draft.needs_features and not hasattr(self.target, "features"):
+            raise TypeError(
+                f"the draft reads the target's hidden states, and {type(target).__name__} has no `features`"
+            )
         if isinstance(self.target, CroppableStepper):
             self.target.keep_features = self.target.keep_features or self.draft.needs_features
         self.num_speculative, self.adaptive = num_speculative, adaptive
+        self._current: Request | None = None  # whose tokens both caches hold
 
     # -- a stepper like any other: what is scored or read is the target's ---------------------------------------------
 
@@ -105,12 +110,14 @@ class SpeculativeDecoder:
         return self.target.max_positions
 
     def prefill(self, input_ids: Tensor) -> Tensor:
+        self._current = None
         return self.target.prefill(input_ids)
 
     def step(self, token_ids: Tensor) -> Tensor:
         return self.target.step(token_ids)
 
     def score(self, input_ids: Tensor) -> Tensor:
+        self._current = None
         return self.target.score(input_ids)
 
     # -- generation -----------------------------------------------------------------------------------------------
@@ -142,7 +149,9 @@ class SpeculativeDecoder:
                 self.cycle(request)
         times = {name: request.timer.get_elapsed_ms(name) for name in request.timer.stages}
         times = dict.fromkeys(("draft prefill", *STAGES), 0.0) | times
-        return SpeculativeOutput(torch.tensor([request.sequence], device=self.device), tuple(request.cycles), times)
+        with torch.inference_mode(False):  # an ordinary tensor: one may train on what was generated
+            sequences = torch.tensor([request.sequence], device=self.device)
+        return SpeculativeOutput(sequences, tuple(request.cycles), times)
 
     @torch.inference_mode()
     def start(self, input_ids: Tensor, max_new_tokens: int, *, eos_token_id: int | None = None, **sampling) -> Request:
@@ -158,7 +167,7 @@ class SpeculativeDecoder:
                 raise ValueError(f"the target's logits {NAN}")
         else:
             token = rule.sample(rule.probabilities(logits))
-        return Request(
+        self._current = Request(
             sequence=[*input_ids[0].tolist(), int(token)],
             prompt_length=input_ids.shape[1],
             max_new_tokens=max_new_tokens,
@@ -168,21 +177,22 @@ class SpeculativeDecoder:
             prompt=prompt,
             adaptive=AdaptiveGamma(self.num_speculative) if self.adaptive else None,
         )
+        return self._current
 
     @torch.inference_mode()
     def cycle(self, request: Request) -> Cycle:
         """Draft, verify, commit. Afterwards both caches hold the committed sequence less its last token."""
         if request.done:
             raise RuntimeError("this request is done; start() another")
+        if request is not self._current:
+            raise RuntimeError("something else was read since this request was started; finish one at a time")
         sequence, timer, rule = request.sequence, request.timer, request.rule
         if request.prompt is not None:
             with timer.stage("draft prefill"):
-                capacity = request.prompt_length + request.max_new_tokens
-                self.draft.begin(request.prompt, sequence[-1], capacity, self._features())
+                self.draft.begin(request.prompt, sequence[-1], self._capacity(request), self._features())
             request.prompt = None
 
-        # One token of a cycle is the target's own, so never draft more than leaves room for it.
-        count = min(self._gamma(request), request.remaining - 1)
+        count = self._count(request)
         with timer.stage("draft"):
             proposal = self.draft.propose(count, rule)
         with timer.stage("verify"):
@@ -202,6 +212,14 @@ class SpeculativeDecoder:
         if request.adaptive is not None:
             request.adaptive.observe(proposed, accepted)
         return done
+
+    def _capacity(self, request: Request) -> int:
+        """Tokens that the draft must have room for."""
+        return request.prompt_length + request.max_new_tokens
+
+    def _count(self, request: Request) -> int:
+        """Tokens to draft. One token of a cycle is the target's own, so never more than leaves room for it."""
+        return min(self._gamma(request), request.remaining - 1)
 
     def _gamma(self, request: Request) -> int:
         if request.adaptive is None:

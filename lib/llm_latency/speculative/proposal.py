@@ -63,12 +63,18 @@ class Drafting:
 
     def __init__(self, rule: SamplingRule, ids: Tensor | None = None, min_confidence: float | None = None) -> None:
         self.rule, self.ids, self.min_confidence = rule, ids, min_confidence
+        unknown = None if ids is None else ids >= rule.vocab_size
+        self.unknown = unknown if unknown is not None and bool(unknown.any()) else None
         self.tokens: list[Tensor] = []
         self.rows: list[Tensor] = []  # greedy: the largest logit of each row; sampling: the distribution
 
     def add(self, logits: Tensor) -> Tensor | None:
         """Choose from logits [1, n]: the id, int64 [1], or None if the draft had better stop."""
-        logits = logits[:, : self.rule.vocab_size]  # a padded tail longer than the target's names nothing
+        # Ids behind the target's vocabulary, of a longer padded tail, name nothing.
+        if self.ids is None:
+            logits = logits[:, : self.rule.vocab_size]
+        elif self.unknown is not None:
+            logits = logits.masked_fill(self.unknown, -torch.inf)
         if self.rule.greedy:
             row, column = greedy_choices(logits)
             if self._unsure(lambda: (row - logits.float().logsumexp(dim=-1)).exp()):
@@ -99,8 +105,10 @@ class Drafting:
         full = rows.new_zeros(rows.shape[0], self.rule.vocab_size)
         if self.ids is None:
             full[:, : rows.shape[1]] = rows
-        else:
+        elif self.unknown is None:
             full[:, self.ids] = rows
+        else:
+            full[:, self.ids[~self.unknown]] = rows[:, ~self.unknown]
         return full
 
     def _unsure(self, confidence) -> bool:
@@ -113,7 +121,9 @@ def no_proposal(device: torch.device) -> Proposal:
 
 
 def check_confidence(value: float | None) -> float | None:
-    """Raise ValueError unless it is None or from 0 to 1."""
+    """Raise ValueError unless it is None or from 0 to 1, TypeError if it is no number."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+        raise TypeError(f"min_confidence={value!r}; expected None or a probability")
     if value is not None and not 0 <= value <= 1:
         raise ValueError(f"min_confidence={value}; expected None or a probability")
     return value

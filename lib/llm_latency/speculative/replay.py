@@ -58,7 +58,8 @@ def replay(target, draft, cycles: Sequence[Cycle], *, prompt_tokens: int = 256, 
     """
     if rounds < 1 or prompt_tokens < 1:
         raise ValueError(f"expected rounds and prompt_tokens of 1 or more; got {rounds} and {prompt_tokens}")
-    decoder = _Replaying(target, draft, tuple(cycles))
+    cycles = tuple(cycles)
+    decoder = _Replaying(target, draft, cycles)
     ids = torch.arange(prompt_tokens)[None] % min(decoder.vocab_size, 100)
     tokens = 1 + sum(cycle.accepted + 1 for cycle in cycles)
     samples: dict[str, list[float]] = {"plain": [], "speculative": []}
@@ -74,7 +75,7 @@ def replay(target, draft, cycles: Sequence[Cycle], *, prompt_tokens: int = 256, 
             if turn > 0:
                 samples[name].append(timer.get_elapsed_ms("decode"))
     comparison = Comparison({name: tuple(times) for name, times in samples.items()}, {}, timer.device)
-    return Replay(comparison, tokens, tuple(cycles), stage_ms)
+    return Replay(comparison, tokens, cycles, stage_ms)
 
 
 class _Replaying(SpeculativeDecoder):
@@ -87,7 +88,12 @@ class _Replaying(SpeculativeDecoder):
         self.recording = cycles
         self.now: Cycle = cycles[0]
 
-    def _gamma(self, request: Request) -> int:
+    # In a recording that ended with an end of text, more may have been proposed than the text then grew by.
+
+    def _capacity(self, request: Request) -> int:
+        return super()._capacity(request) + self.num_speculative
+
+    def _count(self, request: Request) -> int:
         self.now = self.recording[len(request.cycles)]
         return self.now.proposed
 

@@ -50,13 +50,16 @@ def as_reader(model) -> Reader:
     if isinstance(model, PreTrainedModel):
         return CroppableStepper(model)
     # Not isinstance(model, Reader): that would ask for `features`, which only a conditioned draft needs.
-    missing = [name for name in ("prefill", "step", "crop_to", "length", "vocab_size") if not hasattr(model, name)]
+    missing = [name for name in ("prefill", "step", "crop_to", *SIZES) if not hasattr(model, name)]
     if missing:
         raise TypeError(
             f"{type(model).__name__} lacks {', '.join(missing)}; expected a transformers model, a FastDecoder, or "
             "anything else with prefill, step and crop_to"
         )
     return model
+
+
+SIZES = ("length", "vocab_size", "max_positions", "device")
 
 
 class CroppableStepper(TransformersStepper):

@@ -48,7 +48,7 @@ def verify(draft_tokens: Tensor, draft_probs: Tensor, target_probs: Tensor, unif
         # u <= p / q without a division. What the target rules out is never accepted, u = 0 included.
         if u * draft > target or target == 0:
             return i, residual(target_probs[i], draft_probs[i])
-    return gamma, target_probs[gamma]
+    return gamma, target_probs[gamma].clone()
 
 
 def residual(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
