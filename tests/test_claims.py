@@ -10,7 +10,6 @@ import re
 
 import pytest
 import torch
-from test_experiment import tiny_directory  # noqa: F401
 from typer.testing import CliRunner
 
 from llm_latency import claims, cli, hardware
@@ -391,7 +390,7 @@ def test_measurements_name_only_figures_that_the_checks_know():
 
 
 @pytest.mark.parametrize("name", list(measuring.MEASUREMENTS))
-def test_every_measurement_runs_and_its_figures_are_known(name, tiny_directory):  # noqa: F811
+def test_every_measurement_runs_and_its_figures_are_known(name, tiny_directory):
     """On a small model, whose figures mean nothing: what breaks after two minutes on the real one must break here."""
     found = measuring.measure_claims([name], profile=tiny_directory)
     assert found.values

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 from pathlib import Path
 from typing import Annotated
 
@@ -102,7 +103,9 @@ def run(
 
     names = [name.strip() for name in rungs.split(",")] if rungs else None
     options = dict(rounds=rounds, repeats=repeats, warmup=warmup, new_tokens=new_tokens)
-    folder = out / datetime.datetime.now().strftime("%Y-%m-%d_%H%M%S")
+    stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H%M%S")
+    names_of_folders = (stamp if n == 1 else f"{stamp}-{n}" for n in itertools.count(1))  # two runs in one second
+    folder = next(out / name for name in names_of_folders if not (out / name).exists())
     try:
         begun = None if fresh else resume.unfinished(out)
         if begun is not None:
