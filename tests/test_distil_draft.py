@@ -215,7 +215,7 @@ def record(name: str, kind: str, greedy: float) -> dict:
             "acceptance": acceptance,
             "tokens_per_cycle": per_cycle,
             "by_position": positions,
-            "by_kind": {g: {"code": 0.5} for g in "14"},
+            "by_kind": {g: {"code": 0.5, "exercise": value} for g in "14"},
         }
 
     point = {"tokens": 12_000, "seconds": 3.0, "loss": 1.0, "acceptance": 0.123}

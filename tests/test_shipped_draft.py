@@ -147,10 +147,10 @@ def test_both_drafts_say_what_the_target_says_more_often_than_not_trained(target
     answer = slice(ids.shape[1], text.shape[1] - 1)
     right = text[:, answer.start + 1 :]
     plain = models.load_draft("smollm2-135m", device="cpu")(text).logits.argmax(-1)[:, answer]
-    assert (plain == right).float().mean() > 0.15
+    assert (plain == right).float().mean() > 0.4
     layer = load_feature_layer()
     embeddings = target.model.embed_tokens(text[:, 1:])
     out = layer(embeddings, hidden[:, :-1], torch.arange(text.shape[1] - 1))
     column = layer.logits(out, target.lm_head.weight[layer.head_ids]).argmax(-1)  # index t guesses token t + 2
     guessed = layer.head_ids[column][:, answer.start - 1 : answer.stop - 1]
-    assert (guessed == right).float().mean() > 0.15
+    assert (guessed == right).float().mean() > 0.4

@@ -100,7 +100,7 @@ def card(data: dict, runs: list[dict], shipped: dict[str, str], sizes: dict[str,
     )
     goals = []
     for kind, goal in (("plain", 0.55), ("conditioned", 0.65)):
-        found = by_name[shipped[kind]]["final"]["greedy"]["acceptance"]["1"]
+        found = by_name[shipped[kind]]["final"]["greedy"]["by_kind"]["1"]["exercise"]
         verdict = "reached" if found >= goal else "**missed**"
         goals.append(f"{kind} {percent(found)} against a goal of {percent(goal)}, {verdict}")
     assert len({run["options"]["batch"] for run in runs}) == 1
@@ -141,7 +141,7 @@ course's standard request is among those held out. Seed {data["seed"]}. {data["t
 Accepted over proposed draft tokens, against the FP32 target; "greedy" on its greedy answers, "sampled" on its answers
 at temperature 1. With γ 1 that is the chance that a single guess is right, the α of Leviathan et al. (arXiv 2211.17192);
 with a longer draft every token behind a refused one counts as refused, so the share falls though the guesses are as
-good. Shipped drafts in bold. Goals for α, greedy: {"; ".join(goals)}.
+good. Shipped drafts in bold. Goals for α on held-out exercises, greedy: {"; ".join(goals)}.
 
 The head holds {any_run["head"]} of the target's 49152 tokens, the most frequent ones of the training answers, which cover
 {percent(any_run["coverage"])} of them. "Restricted / full head" compares the greedy acceptance at γ 1 with this head and with all
