@@ -247,6 +247,15 @@ RUNGS: list[Rung] = [
         unavailable=_no_draft,
     ),
     Rung(
+        "int4-everything",
+        "INT4 + speculation, exercise text cached",
+        "12",
+        _speculative("int4", "conditioned", keep_prefix=True),
+        weights="int4",
+        cache="bfloat16",
+        unavailable=_no_draft,
+    ),
+    Rung(
         "speculation-int8",
         "+ speculation",
         "09",
