@@ -41,8 +41,8 @@ def attend_grouped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal:
     """Attention of q [1, heads, k, head_dim] over k, v [1, kv_heads, span, head_dim]: [1, heads, k, head_dim].
 
     mask: bool [1, 1, k, span], or None where every token may see every slot; causal: q and k are the same tokens.
-    Query head i reads KV head i // (heads / kv_heads), and no KV head is copied: the queries of one group become rows of
-    one problem. On a CPU in FP32 SDPA is quicker with the groups as they are; in BF16 it is four times slower so.
+    Query head i reads KV head i // (heads / kv_heads), and no KV head is copied: the queries of one group become rows
+    of one problem. On a CPU in FP32 SDPA is quicker with the groups as they are; in BF16 four times slower.
     """
     group = q.shape[1] // k.shape[1]
     if group == 1 or causal or (q.device.type == "cpu" and q.dtype == torch.float32):

@@ -21,7 +21,7 @@ from llm_latency.timing import Comparison
 
 BASELINE = "hf-fp32"
 NOT_RUN, FAILED, MEASURED = "not installed", "failed", "measured"
-LIMIT_S = 300.0  # for loading and for each answer; a first one may compile
+LIMIT_S = 150.0  # for loading and for each answer; a first one may compile
 
 
 class Process:
@@ -103,7 +103,7 @@ def run_race(
     new_tokens: int,
     *,
     profile: str | None = None,
-    rounds: int = 7,
+    rounds: int = 5,
     warmup: int = 2,
     limit_s: float = LIMIT_S,
     progress: Callable[[str], None] = lambda text: None,
