@@ -11,7 +11,6 @@ from xml.etree import ElementTree
 import pytest
 import torch
 from scipy.stats import chi2_contingency
-from test_experiment import tiny_directory  # noqa: F401
 from typer.testing import CliRunner
 
 from llm_latency import cli
@@ -319,7 +318,7 @@ def test_standard_cases_hold_the_edges(tokenizer):
         standard_cases(tokenizer, 16, new_tokens=16)
 
 
-def test_the_command_line_gate(tiny_directory, tmp_path):  # noqa: F811
+def test_the_command_line_gate(tiny_directory, tmp_path):
     """Exit code, JUnit file and table from one command; a rung that is no rung is one sentence."""
     arguments = ["regress", "--model", tiny_directory, "--rounds", "0"]
     junit = tmp_path / "report.xml"

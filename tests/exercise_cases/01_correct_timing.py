@@ -68,7 +68,7 @@ WRONG = {
         ),
         (
             "seconds",
-            "Is it in seconds?",
+            "in seconds?",
             """
             marks, times = [], {}
             for name, work in stages:
