@@ -555,7 +555,7 @@ def test_one_request_at_a_time(pair):
     with pytest.raises(RuntimeError, match="one at a time"):
         speculative.cycle(first)
     again = speculative.start(prompt(7, 1), 12)
-    speculative.prefill(prompt(9, 2))
+    speculative.step(prompt(1, 2))
     with pytest.raises(RuntimeError, match="one at a time"):
         speculative.cycle(again)
 

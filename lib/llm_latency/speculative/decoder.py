@@ -114,6 +114,7 @@ class SpeculativeDecoder:
         return self.target.prefill(input_ids)
 
     def step(self, token_ids: Tensor) -> Tensor:
+        self._current = None
         return self.target.step(token_ids)
 
     def score(self, input_ids: Tensor) -> Tensor:
