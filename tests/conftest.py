@@ -5,6 +5,8 @@ from __future__ import annotations
 import exercise_table
 import pytest
 import torch
+from pretend_gpu import plugin
+from pretend_gpu.plugin import device, gpu  # noqa: F401  every test marked `cuda` has a GPU, if need be a pretended one
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 TINY = dict(
@@ -92,8 +94,14 @@ def tokenizer():
     return models.load_tokenizer("smollm2-135m")
 
 
+def pytest_configure(config):
+    config.addinivalue_line("markers", "silicon(reason): a CUDA test that the pretend GPU cannot answer for")
+    config.addinivalue_line("markers", "pretend_card(name): the card that the pretend GPU is in this test")
+
+
 def pytest_terminal_summary(terminalreporter):
-    """Count what the exercises' proofs showed."""
+    """Count what the exercises' proofs showed, and say what the CUDA tests ran on."""
+    plugin.summary(terminalreporter)
     reports = [report for report in terminalreporter.stats.get("passed", []) if report.when == "call"]
     rows = exercise_table.lines(reports)
     if rows:
