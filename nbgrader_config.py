@@ -8,7 +8,7 @@ c.CourseDirectory.course_id = "every-millisecond"
 c.CourseDirectory.source_directory = "solutions"
 c.CourseDirectory.release_directory = "exercises"
 
-# An unsolved function raises exactly this, and the checks answer "not solved yet" (llm_latency.checks.STUB).
+# An unsolved function raises exactly this, and the checks answer "not solved yet" (every_millisecond.checks.STUB).
 c.ClearSolutions.code_stub = {
     "python": '# Your lines here, in place of the next one.\nraise NotImplementedError("not solved yet")'
 }

@@ -5,8 +5,8 @@ from __future__ import annotations
 import matplotlib.pyplot as plt
 import pytest
 
-from llm_latency.attention.figure import draw_blocks, visited_blocks
-from llm_latency.attention.kernel_text import kernel_paragraphs
+from every_millisecond.notebook.attention_figure import draw_blocks, visited_blocks
+from every_millisecond.notebook.kernel_text import kernel_paragraphs
 
 
 @pytest.mark.parametrize("seq_q, seq_k, block_q, block_k", [(6, 6, 2, 3), (7, 12, 3, 5), (9, 4, 2, 2), (1, 5, 4, 2)])

@@ -9,8 +9,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from every_millisecond.laboratory import batching_bench as bench
+from every_millisecond.laboratory.static_batching import generate_static, left_pad
+from every_millisecond.laboratory.workload import Ask, mixed_asks, poisson_arrivals, serve
 from llm_latency.batching import (
-    Ask,
     BatchingEngine,
     Deadline,
     EngineOptions,
@@ -18,13 +20,7 @@ from llm_latency.batching import (
     Sampling,
     SchedulerOptions,
     State,
-    bench,
-    generate_static,
-    left_pad,
-    mixed_asks,
-    poisson_arrivals,
     report,
-    serve,
 )
 from llm_latency.generation import TransformersStepper, generate
 

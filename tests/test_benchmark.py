@@ -7,14 +7,9 @@ import torch
 from torch import nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from llm_latency.benchmark import (
-    PARTS,
-    BenchmarkResult,
-    InferenceBenchmark,
-    module_breakdown,
-    results_table,
-)
-from llm_latency.benchmark.module_hooks import find_parts, part_hooks
+from every_millisecond.notebook.module_breakdown import PARTS, module_breakdown
+from every_millisecond.notebook.module_hooks import find_parts, part_hooks
+from llm_latency.benchmark import BenchmarkResult, InferenceBenchmark, results_table
 from llm_latency.generation import TransformersStepper
 from llm_latency.timing import LatencyBreakdown, LatencyTimer
 

@@ -7,10 +7,10 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 from typer.testing import CliRunner
 
-from llm_latency import checklist, cli
-from llm_latency.checklist import ITEMS, MEASURED, NOT_HERE, PREDICTED, Advice, Item, Stage
-from llm_latency.checklist.diagnosis import ranked
-from llm_latency.checklist.subject import Subject
+from every_millisecond import checklist, cli
+from every_millisecond.checklist import ITEMS, MEASURED, NOT_HERE, PREDICTED, Advice, Item, Stage
+from every_millisecond.checklist.diagnosis import ranked
+from every_millisecond.checklist.subject import Subject
 
 
 def test_a_stage_is_bound_by_its_largest_part():
@@ -79,7 +79,7 @@ def test_a_prefill_that_would_take_minutes_is_extrapolated_and_says_so(tiny_dire
     """BF16 on a processor without it: a measured figure that was never measured would be worse than none."""
     subject = Subject(tiny_directory)
     assert not subject.pace.extrapolated
-    monkeypatch.setattr("llm_latency.checklist.subject.LONG_MS", 0.0)
+    monkeypatch.setattr("every_millisecond.checklist.subject.LONG_MS", 0.0)
     pace = subject.pace_of(subject.stepper)
     assert pace.extrapolated and pace.total_ms > 0
     half = next(item for item in ITEMS if item.title.startswith("16 bits")).advise(subject, 0.1)

@@ -10,10 +10,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from llm_latency import cli
-from llm_latency.checks import STUB, CheckFailed, call, call_raising, exercise, expect, progress, registered, zoo
-from llm_latency.checks.draw import Draw
-from llm_latency.checks.time_limit import OutOfTime, run_within
+from every_millisecond import cli
+from every_millisecond.checks import STUB, CheckFailed, call, call_raising, exercise, expect, progress, registered, zoo
+from every_millisecond.checks.draw import Draw
+from every_millisecond.checks.time_limit import OutOfTime, run_within
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +24,7 @@ def own_progress(tmp_path, monkeypatch):
 @pytest.fixture
 def check(monkeypatch):
     """A check that wants the double of a number; not among the course's own."""
-    monkeypatch.setattr(sys.modules["llm_latency.checks.exercise"], "_REGISTERED", {})
+    monkeypatch.setattr(sys.modules["every_millisecond.checks.exercise"], "_REGISTERED", {})
 
     @exercise("00_test", "doubling")
     def check_double(learners, draw):

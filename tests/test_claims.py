@@ -12,10 +12,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from llm_latency import claims, cli, hardware
-from llm_latency.claims import CONDITION, HOLDS, IMPOSSIBLE, NOT_MEASURED, measuring, speculation_claims
-from llm_latency.claims.check import ffn_compute_bound, least_number
-from llm_latency.claims.serving_claims import simulated_flattery
+from every_millisecond import claims, cli
+from every_millisecond.claims import CONDITION, HOLDS, IMPOSSIBLE, NOT_MEASURED, measuring, speculation_claims
+from every_millisecond.claims.check import ffn_compute_bound, least_number
+from every_millisecond.claims.serving_claims import simulated_flattery
+from llm_latency import hardware
 from llm_latency.roofline import Peak, gpu_peak
 
 # Every id of the two articles. It never changes; a claim that is missing is a claim that was dropped.
@@ -139,7 +140,7 @@ def test_every_verdict_is_perturbed_somewhere():
 
 def test_the_total_follows_from_published_rates(monkeypatch):
     """A2: at eight times the best published rate 256 tokens would fit, and the claim would hold."""
-    from llm_latency.claims import published
+    from every_millisecond.claims import published
 
     assert claims.check_A2().verdict == CONDITION
     faster = dataclasses.replace(published.PUBLISHED["best"], value=2000)

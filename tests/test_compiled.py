@@ -8,9 +8,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from llm_latency import doctor, hardware, models, openmp, precision
+from every_millisecond import doctor, openmp
+from every_millisecond.ladder import rungs
+from llm_latency import hardware, models, precision
 from llm_latency.compiled import CompiledStepper, StaticStepper
-from llm_latency.experiment import rungs
 from llm_latency.generation import TransformersStepper, generate
 
 
@@ -181,7 +182,8 @@ def test_without_a_compiler_the_rung_says_so(monkeypatch):
 @pytest.mark.model
 def test_the_real_model_keeps_its_tokens(target, tokenizer):
     """SDPA and a static cache change the order of additions only: 50 greedy tokens of the standard request stay."""
-    from llm_latency.request import NEW_TOKENS, encode_prompt, standard_prompt
+    from every_millisecond.request import NEW_TOKENS, standard_prompt
+    from llm_latency.text.prompt import encode_prompt
 
     ids = torch.tensor([encode_prompt(tokenizer, standard_prompt(tokenizer))])
     eager = models.load_target("smollm2-135m", dtype=torch.float32, attn_implementation="eager", device="cpu")

@@ -9,14 +9,11 @@ import pytest
 import torch
 from attention_oracle import assert_as_good_as_peer, tensors
 
+from every_millisecond.notebook.memory import peak_extra_bytes
 from llm_latency.attention import FlashAttention, attend, attention_reference, backends, choose
 from llm_latency.attention.dispatch import cannot
-from llm_latency.memory import peak_extra_bytes
 
-pytestmark = [
-    pytest.mark.cuda,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.cuda
 HALF = [torch.float16, torch.bfloat16]
 
 

@@ -14,10 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from llm_latency.engine import FastDecoder
 from llm_latency.quantization import Int4Linear, Int8Linear, kernels
 
-pytestmark = [
-    pytest.mark.cuda,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; none is here"),
-]
+pytestmark = pytest.mark.cuda
 
 PACKED_INT4 = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0)
 

@@ -8,16 +8,13 @@ import pytest
 import torch
 from test_speculative_decoder import like, prompt, tiny
 
+from every_millisecond.laboratory.replay import replay
 from llm_latency.engine import FastDecoder
 from llm_latency.generation import TransformersStepper, generate
 from llm_latency.speculative import ConditionedDraft, Cycle, ModelDraft, PromptLookupDraft, SpeculativeDecoder
 from llm_latency.speculative.feature_layer import FeatureLayer, FeatureShape
-from llm_latency.speculative.replay import replay
 
-pytestmark = [
-    pytest.mark.cuda,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; none is here"),
-]
+pytestmark = pytest.mark.cuda
 
 
 @pytest.fixture

@@ -70,7 +70,7 @@ def test_held_out_topics_share_nothing_with_training():
 
 def test_the_standard_request_is_held_out():
     """The ladder's own problem was in the training set: its speed-up would be that of a draft that knows the answer."""
-    from llm_latency import request
+    from every_millisecond import request
 
     code = request._SOLUTION.split("\n", 1)[1].split("(")[0]
     assert not [

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from llm_latency import cli, doctor, hardware, models
+from every_millisecond import cli, doctor
+from llm_latency import hardware, models
 
 
 @pytest.fixture

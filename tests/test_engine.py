@@ -9,13 +9,14 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
-from llm_latency import openmp
+from every_millisecond import openmp
+from every_millisecond.request import quoting_prompt, shared_prefix, standard_prompt
 from llm_latency.engine import DecoderOptions, FastDecoder
 from llm_latency.engine.attention import attend_grouped, causal_mask
 from llm_latency.engine.weights import WeightOptions, make_matrix
 from llm_latency.generation import TransformersStepper, generate
 from llm_latency.quantization import quantize_
-from llm_latency.request import encode_prompt, quoting_prompt, shared_prefix, standard_prompt
+from llm_latency.text.prompt import encode_prompt
 
 FORMATS = ["bfloat16", "int8", "int4"]
 
@@ -393,7 +394,7 @@ def test_process_environment_without_libgomp(monkeypatch):
 
 def test_import_is_light():
     """Guards against openmp.py loading torch: the parent that only starts workers need not pay for it."""
-    code = "import sys, llm_latency.openmp; sys.exit('torch' in sys.modules)"
+    code = "import sys, every_millisecond.openmp; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -9,7 +9,7 @@ import exercise_sets
 import pytest
 from exercise_sets import ROOT, Exercise, role
 
-from llm_latency.checks import STUB, CheckFailed, registered
+from every_millisecond.checks import STUB, CheckFailed, registered
 
 NAMES = exercise_sets.names()
 EXERCISES = [exercise for name in NAMES for exercise in exercise_sets.exercises(name)]

@@ -13,9 +13,11 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
-from llm_latency import cli, experiment, hardware
-from llm_latency.experiment import contributions, prediction, report, resume, rungs, runner, worker
-from llm_latency.experiment.record import RungRecord
+from every_millisecond import cli
+from every_millisecond import ladder as experiment
+from every_millisecond.ladder import contributions, prediction, report, resume, rungs, runner, worker
+from every_millisecond.ladder.record import RungRecord
+from llm_latency import hardware
 
 
 @pytest.fixture
@@ -181,7 +183,7 @@ def test_missing_run_is_named(tmp_path):
 def test_command_line_errors_are_sentences():
     """An unknown profile on the command line is one line, not a traceback."""
     result = subprocess.run(
-        [sys.executable, "-m", "llm_latency.cli", "run", "--profile", "nope"],
+        [sys.executable, "-m", "every_millisecond.cli", "run", "--profile", "nope"],
         capture_output=True,
         text=True,
         check=False,

@@ -6,7 +6,8 @@ import matplotlib
 import pytest
 from matplotlib import pyplot as plt
 
-from llm_latency import explorer, roofline
+from every_millisecond.notebook import explorer
+from llm_latency import roofline
 from llm_latency.hardware import Ceilings
 
 matplotlib.use("Agg")

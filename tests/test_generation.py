@@ -8,9 +8,10 @@ import pytest
 import torch
 from transformers import StaticCache
 
+from every_millisecond.request import standard_prompt
 from llm_latency.compat import with_cache
 from llm_latency.generation import RecomputeStepper, TransformersStepper, generate, respond
-from llm_latency.request import chat_text, encode_prompt, standard_prompt
+from llm_latency.text.prompt import chat_text, encode_prompt
 from llm_latency.timing import LatencyTimer
 
 

@@ -7,9 +7,9 @@ import json
 import pytest
 import torch
 
-from llm_latency import gpu_check
+from every_millisecond import gpu_check
+from every_millisecond.laboratory.kernel_benchmark import CASES, SMALLEST, Case, contestants, run_case
 from llm_latency.attention.dispatch import cannot
-from llm_latency.attention.kernel_benchmark import CASES, SMALLEST, Case, contestants, run_case
 
 NO_TRITON = cannot("triton", torch.zeros(1, 1, 1, 16))
 

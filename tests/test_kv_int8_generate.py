@@ -152,7 +152,7 @@ def test_one_key_channel_a_hundred_times_the_others(outlier_target, tokenizer):
 
 @pytest.mark.model
 def test_perplexity_on_the_real_model_stays_within_the_gate(target, tokenizer):
-    """Guards against a loss that a mean error hides. (4,096 tokens: `python -m llm_latency.quality.cache_bench`.)"""
+    """Guards against a loss that a mean error hides. (4,096 tokens: `laboratory.cache_bench`.)"""
     ids = tokenizer(reading_text(), return_tensors="pt")["input_ids"][:, :256]
     ours = perplexity(target, ids, cache=Int8KVCache(target.config, residual_length=0))
     assert ours / perplexity(target, ids) < 1.01

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from every_millisecond.notebook.memory import peak_extra_bytes
 from llm_latency.attention import FlashAttention, attention_reference
-from llm_latency.memory import peak_extra_bytes
 
 MB = 2**20
 

@@ -8,9 +8,9 @@ import torch
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
+from every_millisecond.laboratory.paged_waste import contiguous_use, paged_use
 from llm_latency.kv_cache.block_manager import BlockManager, OutOfPages, Reservation
 from llm_latency.kv_cache.paged import PagedKVCache
-from llm_latency.kv_cache.paged_waste import contiguous_use, paged_use
 
 
 def store(manager: BlockManager, name, ids) -> int:

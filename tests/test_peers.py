@@ -8,10 +8,11 @@ import json
 import pytest
 import torch
 
-from llm_latency import models, peers
+from every_millisecond import peers
+from every_millisecond.peers import contenders, race
+from every_millisecond.peers.contenders import CONTENDERS, Contender, contender
+from llm_latency import models
 from llm_latency.engine import FastDecoder
-from llm_latency.peers import contenders, race
-from llm_latency.peers.contenders import CONTENDERS, Contender, contender
 
 PROMPT = list(range(3, 20))
 
@@ -171,7 +172,7 @@ def test_main_writes_a_dated_file(fake_processes, monkeypatch, tmp_path, tokeniz
 
 def test_targets_measure_what_they_say(tiny_llama):
     """Guards against a share above what the bytes allow, and a step at another position than the one named."""
-    from llm_latency.peers import targets
+    from every_millisecond.peers import targets
 
     tiny_llama.config.max_position_embeddings = 513  # FAR and one step more
     decoder = FastDecoder.from_model(tiny_llama, "bfloat16")

@@ -12,10 +12,15 @@ from hypothesis import strategies as st
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from every_millisecond.laboratory.cache_peers import (
+    held_bytes,
+    late_token_error,
+    operations_that_work,
+    quantised_caches,
+)
 from llm_latency.generation import TransformersStepper
 from llm_latency.kv_cache import Int8KVCache
 from llm_latency.quality import drift, perplexity, reading_text, windowed_perplexity
-from llm_latency.quality.cache_peers import held_bytes, late_token_error, operations_that_work, quantised_caches
 from llm_latency.quality.perplexity import outputs_in_chunks
 
 
@@ -265,7 +270,7 @@ def test_the_bench_measures_the_same_work(tiny_llama):
     """Guards against a benchmark whose two sides differ in tokens, heads or shape; and reads its byte target."""
     from transformers import LlamaConfig
 
-    from llm_latency.quality import cache_bench
+    from every_millisecond.laboratory import cache_bench
 
     shape = dict(num_attention_heads=9, num_key_value_heads=3, head_dim=64, hidden_size=576, num_hidden_layers=1)
     assert cache_bench.bytes_ratio(LlamaConfig(**shape)) <= 0.53

@@ -13,7 +13,7 @@ import torch
 from scipy.stats import chi2_contingency
 from typer.testing import CliRunner
 
-from llm_latency import cli
+from every_millisecond import cli
 from llm_latency.compat import with_cache
 from llm_latency.generation import TransformersStepper, generate
 from llm_latency.quality import Thresholds, regression_test, standard_cases

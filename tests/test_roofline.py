@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from matplotlib import pyplot as plt
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, MistralConfig, Qwen2Config
 
+from every_millisecond.notebook.roofline_figure import RooflinePoint
 from llm_latency import roofline
 from llm_latency.compat import with_cache
 from llm_latency.hardware import Ceilings
-from llm_latency.roofline import SHAPES, NumberFormat, Peak, RooflinePoint, Work, total
+from llm_latency.roofline import SHAPES, NumberFormat, Peak, Work, total
 
 matplotlib.use("Agg")
 

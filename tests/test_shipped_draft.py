@@ -139,7 +139,7 @@ def test_the_plain_draft_is_an_ordinary_model_with_the_targets_embedding(target)
 @torch.inference_mode()
 def test_both_drafts_say_what_the_target_says_more_often_than_not_trained(target, tokenizer):
     """Layers stored in another order, a transposed matrix or a lost norm load without an error and guess nothing."""
-    from llm_latency.request import chat_text, encode_prompt
+    from llm_latency.text.prompt import chat_text, encode_prompt
 
     ids = torch.tensor([encode_prompt(tokenizer, chat_text(tokenizer, "How do I check if a list has a given number?"))])
     text = target.generate(ids, max_new_tokens=60, do_sample=False)

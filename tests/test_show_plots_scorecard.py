@@ -13,7 +13,7 @@ mpl.use("Agg")
 from matplotlib import colors
 from matplotlib import pyplot as plt
 
-from llm_latency import plots, scorecard, show
+from every_millisecond.notebook import plots, scorecard, show
 
 
 def test_a_figure_carries_its_alternative_text(monkeypatch):

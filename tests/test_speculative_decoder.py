@@ -132,7 +132,7 @@ def test_a_sliding_window_survives_taking_tokens_back():
 def test_greedy_equals_plain_decoding_on_the_real_model(target, tokenizer):
     """FP32: with a matrix of other shape a sum may round another way, so a divergence is allowed only where
     the target's two best choices lie within that rounding (case 13)."""
-    from llm_latency.request import chat_text, encode_prompt
+    from llm_latency.text.prompt import chat_text, encode_prompt
 
     stepper = FastDecoder.from_model(target)
     decoder = SpeculativeDecoder(stepper, PromptLookupDraft(), 4)

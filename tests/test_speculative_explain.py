@@ -10,12 +10,19 @@ from rich.console import Console
 from speculative_toys import Markov, chain, random_table
 from test_speculative_decoder import like, prompt, tiny
 
+from every_millisecond.laboratory.replay import replay
+from every_millisecond.laboratory.speculation import explain
+from every_millisecond.laboratory.speculation_costs import (
+    Costs,
+    bytes_share,
+    shares,
+    step_bytes,
+    unhindered,
+    verification_cost,
+)
+from every_millisecond.laboratory.speculation_reasons import reasons
 from llm_latency.engine import FastDecoder
 from llm_latency.speculative import Cycle, PromptLookupDraft, SpeculativeDecoder, SpeculativeOutput, expected_speedup
-from llm_latency.speculative.costs import Costs, bytes_share, shares, step_bytes, unhindered, verification_cost
-from llm_latency.speculative.explain import explain
-from llm_latency.speculative.reasons import reasons
-from llm_latency.speculative.replay import replay
 
 
 def costs(alpha: float = 0.7, draft: float = 0.5, verification: float = 0.0, **changes) -> Costs:

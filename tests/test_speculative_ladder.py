@@ -7,14 +7,16 @@ import torch
 from test_speculative_decoder import like, tiny
 from typer.testing import CliRunner
 
-from llm_latency import cli, models
-from llm_latency.experiment import rungs, speculation
+from every_millisecond import cli
+from every_millisecond.ladder import rungs, speculation
+from every_millisecond.peers import contenders
+from every_millisecond.request import quoting_prompt, standard_prompt
+from llm_latency import models
 from llm_latency.generation import TransformersStepper, generate, respond
 from llm_latency.models import drafts
-from llm_latency.peers import contenders
-from llm_latency.request import encode_prompt, quoting_prompt, standard_prompt
 from llm_latency.speculative import ConditionedDraft, ModelDraft, PromptLookupDraft
 from llm_latency.speculative.feature_layer import FeatureLayer, FeatureShape
+from llm_latency.text.prompt import encode_prompt
 
 PROMPT = list(range(3, 20))
 

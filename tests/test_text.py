@@ -9,7 +9,8 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from llm_latency.text import Section, StreamingDetokenizer, TokenCache, compress_prompt, decode_batch
+from every_millisecond.compress import Section, compress_prompt
+from llm_latency.text import StreamingDetokenizer, TokenCache, decode_batch
 
 TEXTS = ["Hello, wörld 👩‍👩‍👧 你好 a  b\n\n c", "\ufffd is a character too", " leading", "", "\n", "don't . stop ,"]
 

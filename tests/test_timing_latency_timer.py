@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llm_latency.timing import LatencyTimer, SimulatedStream
+from every_millisecond.laboratory.simulated_stream import SimulatedStream
+from llm_latency.timing import LatencyTimer
 
 
 def timer_with_marks(*milliseconds: float) -> LatencyTimer:

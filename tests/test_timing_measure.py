@@ -9,17 +9,9 @@ import time
 import pytest
 import torch
 
-from llm_latency.timing import (
-    Comparison,
-    Measurement,
-    Ratio,
-    SelfCheck,
-    SimulatedStream,
-    compare,
-    measure,
-    profile_operators,
-    self_check,
-)
+from every_millisecond.laboratory.self_check import SelfCheck, self_check
+from every_millisecond.laboratory.simulated_stream import SimulatedStream
+from llm_latency.timing import Comparison, Measurement, Ratio, compare, measure, profile_operators
 from llm_latency.timing import cold_cache as cold_cache_module
 from llm_latency.timing.measurement import percentile
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from llm_latency.timing import SimulatedEvent, SimulatedStream
+from every_millisecond.laboratory.simulated_stream import SimulatedEvent, SimulatedStream
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import pytest
 import torch
 from matplotlib import pyplot as plt
 
-from llm_latency import trace
-from llm_latency.trace import Span, Trace
+from every_millisecond.notebook import trace
+from every_millisecond.notebook.trace import Span, Trace
 
 matplotlib.use("Agg")
 COLOURS = {"matrix product": "#000000", "attention": "#111111", "everything else": "#222222"}

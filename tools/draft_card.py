@@ -116,7 +116,7 @@ def card(data: dict, runs: list[dict], shipped: dict[str, str], sizes: dict[str,
 
 <!-- Written by tools/distil_draft.py from the records of its run. Do not edit: run it again. -->
 
-Two small models that guess tokens for the course's default target in speculative decoding (notebook 09). They are of no
+Two small models that guess tokens for the course's default target in speculative decoding (notebook 10). They are of no
 use alone. What they guess changes how fast the target answers, never what it answers.
 
 {files}

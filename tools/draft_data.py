@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from llm_latency import sampling
-from llm_latency.request import chat_text, encode_prompt
+from llm_latency.text.prompt import chat_text, encode_prompt
 
 MIN_ROWS = 16  # below this an answer costs twice as much: chunks of left-overs are dropped in training
 

@@ -16,9 +16,9 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 from llm_latency.compat import with_cache
-from llm_latency.request import encode_prompt
 from llm_latency.sampling import check_end, check_sampling, probabilities, sample
 from llm_latency.text import StreamingDetokenizer
+from llm_latency.text.prompt import encode_prompt
 from llm_latency.timing import LatencyBreakdown, LatencyTimer
 
 SCORE_CHUNK = 64  # tokens per pass when a text is scored through a cache

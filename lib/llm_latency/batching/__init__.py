@@ -1,14 +1,11 @@
 """Many requests at once: continuous batching over a paged cache, static batching beside it, and their latencies."""
 
-from .engine import BatchingEngine, EngineOptions, NewToken
-from .metrics import Deadline, LoadReport, report
-from .request import Request, RequestRefused, Sampling, State
-from .scheduler import Scheduler, SchedulerOptions
-from .static import StaticOutput, generate_static, left_pad
-from .workload import Ask, mixed_asks, poisson_arrivals, serve
+from llm_latency.batching.engine import BatchingEngine, EngineOptions, NewToken
+from llm_latency.batching.metrics import Deadline, LoadReport, report
+from llm_latency.batching.request import Request, RequestRefused, Sampling, State
+from llm_latency.batching.scheduler import Scheduler, SchedulerOptions
 
 __all__ = [
-    "Ask",
     "BatchingEngine",
     "Deadline",
     "EngineOptions",
@@ -20,11 +17,5 @@ __all__ = [
     "Scheduler",
     "SchedulerOptions",
     "State",
-    "StaticOutput",
-    "generate_static",
-    "left_pad",
-    "mixed_asks",
-    "poisson_arrivals",
     "report",
-    "serve",
 ]

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from llm_latency.batching.paged_attention import make_batch, paged_model
+from llm_latency.batching.request import Request, RequestRefused, Sampling, State
+from llm_latency.batching.scheduler import Piece, Plan, Scheduler, SchedulerOptions
 from llm_latency.kv_cache.paged import PagedKVCache
 from llm_latency.sampling import check_end, probabilities, sample
-
-from .paged_attention import make_batch, paged_model
-from .request import Request, RequestRefused, Sampling, State
-from .scheduler import Piece, Plan, Scheduler, SchedulerOptions
 
 
 @dataclass(frozen=True, slots=True)

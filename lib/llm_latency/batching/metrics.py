@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .request import Request, State
+from llm_latency.batching.request import Request, State
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
+from llm_latency.batching.scheduler import Piece, Plan
 from llm_latency.kv_cache.paged import PagedKVCache
-
-from .scheduler import Piece, Plan
 
 NAME = "llm_latency_paged"
 

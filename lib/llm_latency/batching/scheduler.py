@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from llm_latency.batching.request import Request, State
 from llm_latency.kv_cache.block_manager import BlockManager, OutOfPages, Reservation
-
-from .request import Request, State
 
 
 @dataclass(frozen=True, slots=True)

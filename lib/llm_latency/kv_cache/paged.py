@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from .block_manager import BlockManager, Reservation
+from llm_latency.kv_cache.block_manager import BlockManager, Reservation
 
 
 class PagedKVCache:

@@ -1,7 +1,6 @@
 """The speed of light: FLOPs, bytes and the least time of every stage, by arithmetic."""
 
 from llm_latency.roofline.counting import count_flops, count_operators, matmul_rate, operator_us
-from llm_latency.roofline.figure import RooflinePoint, draw_roofline
 from llm_latency.roofline.formats import FORMATS, NumberFormat, number_format
 from llm_latency.roofline.predict import (
     Peak,
@@ -34,7 +33,6 @@ __all__ = [
     "ModelShape",
     "NumberFormat",
     "Peak",
-    "RooflinePoint",
     "Share",
     "StagePrediction",
     "Work",
@@ -42,7 +40,6 @@ __all__ = [
     "count_flops",
     "count_operators",
     "decode_work",
-    "draw_roofline",
     "forward_work",
     "gpu_peak",
     "matmul_rate",

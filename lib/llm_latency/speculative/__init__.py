@@ -3,12 +3,10 @@
 from llm_latency.speculative.adaptive import AdaptiveGamma
 from llm_latency.speculative.conditioned_draft import ConditionedDraft
 from llm_latency.speculative.decoder import Request, SpeculativeDecoder
-from llm_latency.speculative.explain import Explanation, explain
 from llm_latency.speculative.model_draft import ModelDraft
 from llm_latency.speculative.output import Cycle, SpeculativeOutput
 from llm_latency.speculative.prompt_lookup import PromptLookupDraft
 from llm_latency.speculative.proposal import Draft, Proposal
-from llm_latency.speculative.replay import Replay, replay
 from llm_latency.speculative.rule import SamplingRule
 from llm_latency.speculative.targets import CroppableStepper
 from llm_latency.speculative.theory import (
@@ -25,11 +23,9 @@ __all__ = [
     "CroppableStepper",
     "Cycle",
     "Draft",
-    "Explanation",
     "ModelDraft",
     "PromptLookupDraft",
     "Proposal",
-    "Replay",
     "Request",
     "SamplingRule",
     "SpeculativeDecoder",
@@ -38,8 +34,6 @@ __all__ = [
     "best_gamma",
     "expected_speedup",
     "expected_tokens_per_cycle",
-    "explain",
-    "replay",
     "residual",
     "verify",
     "verify_greedy",

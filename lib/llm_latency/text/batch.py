@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .ids import check_token_id
+from llm_latency.text.ids import check_token_id
 
 
 def decode_batch(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Protocol
 
-from .ids import check_token_id
+from llm_latency.text.ids import check_token_id
 
 # What a decoder writes for bytes that are not (yet) a character.
 REPLACEMENT = "\ufffd"

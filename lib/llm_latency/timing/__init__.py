@@ -7,9 +7,6 @@ from llm_latency.timing.latency_timer import LatencyTimer
 from llm_latency.timing.measure import measure
 from llm_latency.timing.measurement import Measurement
 from llm_latency.timing.profile import OperatorTime, profile_operators
-from llm_latency.timing.self_check import SelfCheck, self_check
-from llm_latency.timing.simulated_event import SimulatedEvent
-from llm_latency.timing.simulated_stream import SimulatedStream
 
 __all__ = [
     "Comparison",
@@ -18,11 +15,7 @@ __all__ = [
     "Measurement",
     "OperatorTime",
     "Ratio",
-    "SelfCheck",
-    "SimulatedEvent",
-    "SimulatedStream",
     "compare",
     "measure",
     "profile_operators",
-    "self_check",
 ]

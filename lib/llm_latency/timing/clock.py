@@ -1,17 +1,14 @@
-"""The three clocks of the timers: the host's, a CUDA device's, a simulated device's."""
+"""The clocks of the timers: the host's, a CUDA device's, or one that the caller brings."""
 
 from __future__ import annotations
 
 import time
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
-from llm_latency.timing.simulated_stream import SimulatedStream
 
-Device = str | torch.device | SimulatedStream | None
-
-
+@runtime_checkable
 class Clock(Protocol):
     """Marks are cheap and may still be on their way; `synchronize` waits for the device; then marks can be compared."""
 
@@ -56,38 +53,27 @@ class CudaClock:
         torch.cuda.synchronize(self.device)
 
 
-class SimulatedClock:
-    """Events of a `SimulatedStream`."""
-
-    name = "simulated"
-
-    def __init__(self, stream: SimulatedStream) -> None:
-        self.stream = stream
-        self.mark = stream.record_event
-        self.synchronize = stream.synchronize
-
-    def elapsed_ms(self, start: object, end: object) -> float:
-        return start.elapsed_time(end)
+Device = str | torch.device | Clock | None
 
 
 def clock_for(device: Device) -> Clock:
     """The clock that tells the truth about work on `device`.
 
     Args:
-        device: "cpu", "cuda", "cuda:1", a torch.device, a `SimulatedStream`, or None for the GPU where there is one and
+        device: "cpu", "cuda", "cuda:1", a torch.device, a `Clock`, or None for the GPU where there is one and
             the CPU elsewhere.
 
     Raises:
         ValueError: an unknown device, a kind without a clock here, or a GPU that this machine lacks. TypeError: any
             other type.
     """
-    if isinstance(device, SimulatedStream):
-        return SimulatedClock(device)
+    if isinstance(device, Clock):
+        return device
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if not isinstance(device, (str, torch.device)):
-        raise TypeError(f"device is {device!r}; expected a string, a torch.device, a SimulatedStream or None")
-    expected = 'expected "cpu", "cuda", "cuda:N", a SimulatedStream, or None'
+        raise TypeError(f"device is {device!r}; expected a string, a torch.device, a Clock or None")
+    expected = 'expected "cpu", "cuda", "cuda:N", a Clock, or None'
     try:
         parsed = torch.device(device)
     except RuntimeError:

@@ -16,7 +16,7 @@ class LatencyTimer:
     and a stage may not contain itself. One timer belongs to one thread.
 
     Args:
-        device: "cpu", "cuda", "cuda:N", a torch.device, a `SimulatedStream`; None takes the GPU where there is one.
+        device: "cpu", "cuda", "cuda:N", a torch.device, a `Clock`; None takes the GPU where there is one.
 
     Raises:
         ValueError, TypeError: an unknown device.

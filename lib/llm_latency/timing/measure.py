@@ -33,7 +33,7 @@ def measure(
         fn: the work, without arguments.
         warmup: calls thrown away after the first one, 0 or more.
         repeats: samples, 1 or more.
-        device: where the work runs: "cpu", "cuda", "cuda:N", a `SimulatedStream`; None is the GPU where there is one.
+        device: where the work runs: "cpu", "cuda", "cuda:N", a `Clock`; None is the GPU where there is one.
         cold_cache: empty the cache (L2 on a GPU, the last level on a CPU) before each sample, outside the timed span.
 
     Raises:

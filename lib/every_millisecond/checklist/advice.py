@@ -1,0 +1,184 @@
+"""The items of article B's checklist, each with what it should gain for one model on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from every_millisecond.checklist.subject import Pace, Subject, quick_ms
+from every_millisecond.doctor import compile_unavailable
+from every_millisecond.laboratory.batching_bench import count_waste
+from llm_latency import models, precision, roofline
+from llm_latency.generation import RecomputeStepper, TransformersStepper
+from llm_latency.speculative.theory import expected_speedup
+
+MEASURED, PREDICTED, NOT_HERE = "measured", "predicted", "cannot be measured here"
+NONE = "none: exact"
+AS_FAST = "times as fast"  # the unit of a gain for one request
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """One item. gain: how many times as fast the standard request is done with it as without it; for many requests at
+    once where `unit` says so; None where nothing can be said. how: measured, predicted or cannot be measured here."""
+
+    title: str
+    priority: int
+    notebook: str
+    gain: float | None
+    how: str
+    why: str
+    quality: str
+    unit: str = AS_FAST
+    in_use: bool = False  # the model as transformers loads it has it already; the gain is what it would lose without
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """An entry of the checklist: how to judge it for a subject, whose operators take launch_ms a pass to issue."""
+
+    title: str
+    priority: int
+    notebook: str
+    judge: Callable[[Subject, float], Advice]
+
+    def advise(self, subject: Subject, launch_ms: float) -> Advice:
+        """Judge it; what a model or machine refuses is said, and does not stop the other items."""
+        try:
+            found = self.judge(subject, launch_ms)
+        except (ValueError, RuntimeError, NotImplementedError) as error:
+            found = _not_here(str(error).splitlines()[0])
+        return replace(found, title=self.title, priority=self.priority, notebook=self.notebook)
+
+
+def _advice(gain: float | None, how: str, why: str, quality: str = NONE, **more) -> Advice:
+    return Advice("", 0, "", gain, how, why, quality, **more)
+
+
+def _not_here(why: str, quality: str = "-") -> Advice:
+    return _advice(None, NOT_HERE, why, quality)
+
+
+def _how(pace: Pace) -> str:
+    return PREDICTED if pace.extrapolated else MEASURED
+
+
+def _kv_cache(subject: Subject, launch_ms: float) -> Advice:
+    without = RecomputeStepper(subject.model)
+    without.prefill(subject.ids)
+    step = quick_ms(lambda: without.step(subject.token), without.device, repeats=2)
+    pace = Pace(subject.pace.prefill_ms, step)
+    why = f"a step without one takes {step:.0f} ms, with one {subject.pace.step_ms:.0f} ms"
+    return _advice(1 / subject.gain(pace), MEASURED, why, in_use=True)
+
+
+def _sdpa(subject: Subject, launch_ms: float) -> Advice:
+    eager = models.load_target(subject.profile, dtype=subject.model.dtype, attn_implementation="eager")
+    pace = subject.pace_of(TransformersStepper(eager))
+    why = f"prefill by hand {pace.prefill_ms:.0f} ms, fused {subject.pace.prefill_ms:.0f} ms"
+    return _advice(1 / subject.gain(pace), MEASURED, why, in_use=True)
+
+
+def _half(subject: Subject, launch_ms: float) -> Advice:
+    half = precision.half_dtype()
+    if subject.model.dtype == half:
+        return _advice(None, NOT_HERE, f"it is in {subject.weights} already", in_use=True)
+    stepper = TransformersStepper(models.load_target(subject.profile, dtype=half))
+    pace = subject.pace_of(stepper)
+    native = "native" if precision.bf16_is_native() else "widened in software"
+    why = f"prefill {pace.prefill_ms:.0f} ms, step {pace.step_ms:.1f} ms; 16-bit products are {native} here"
+    return _advice(subject.gain(pace), _how(pace), why, subject.quality_cost(stepper, pace))
+
+
+def _compile(subject: Subject, launch_ms: float) -> Advice:
+    reason = compile_unavailable()
+    if reason:
+        return _not_here(reason)
+    saved = min(launch_ms, 0.9 * subject.pace.step_ms)
+    pace = Pace(subject.pace.prefill_ms, subject.pace.step_ms - saved)
+    why = f"at most the {launch_ms:.1f} ms a step that issue operators; the first call compiles for up to a minute"
+    return _advice(subject.gain(pace), PREDICTED, why)
+
+
+def _int4(subject: Subject, launch_ms: float) -> Advice:
+    from llm_latency.engine import FastDecoder
+
+    decoder = FastDecoder.from_model(subject.model, "int4")
+    pace = subject.pace_of(decoder)
+    why = f"the fast decoder: {decoder.step_bytes / 1e6:.0f} MB a step, {pace.step_ms:.1f} ms"
+    return _advice(subject.gain(pace), _how(pace), why, subject.quality_cost(decoder, pace))
+
+
+def _batching(subject: Subject, launch_ms: float) -> Advice:
+    many = 8
+    rows = subject.ids[:, :many]
+    subject.stepper.prefill(subject.ids)
+    wide = quick_ms(lambda: subject.stepper.step(rows), subject.model.device, repeats=5)
+    gain = many * subject.pace.step_ms / wide
+    why = f"a pass over {many} rows takes {wide:.0f} ms, over one {subject.pace.step_ms:.0f}; a lone request gains none"
+    return _advice(gain, MEASURED, why, "none; in 16 bits near ties may turn", unit="times the throughput at 8")
+
+
+def _flash(subject: Subject, launch_ms: float) -> Advice:
+    work = roofline.prefill_work(subject.shape, subject.ids.shape[1])
+    share = work["attention"].flops / roofline.total(work).flops
+    pace = Pace(subject.pace.prefill_ms * (1 - share), subject.pace.step_ms)
+    why = f"attention is {share:.0%} of the prefill's FLOPs at {subject.ids.shape[1]} tokens; SDPA fuses it already"
+    return _advice(subject.gain(pace), PREDICTED, f"at most: {why}")
+
+
+def _export(subject: Subject, launch_ms: float) -> Advice:
+    return _not_here("GGUF needs llama.cpp, ONNX its runtime; `make peers` races llama.cpp", "that of the format")
+
+
+def _speculation(subject: Subject, launch_ms: float) -> Advice:
+    gamma, acceptance, cost = 4, 0.6, 0.1
+    rows = subject.ids[:, : gamma + 1]
+    subject.stepper.prefill(subject.ids)
+    wide = quick_ms(lambda: subject.stepper.step(rows), subject.model.device, repeats=5)
+    factor = expected_speedup(acceptance, gamma, cost, verification=wide / subject.pace.step_ms)
+    pace = Pace(subject.pace.prefill_ms, subject.pace.step_ms / factor)
+    why = (
+        f"supposed: acceptance {acceptance}, a draft of a tenth, gamma {gamma}; reading {gamma + 1} tokens takes "
+        f"{wide / subject.pace.step_ms:.1f} times as long as one"
+    )
+    return _advice(subject.gain(pace), PREDICTED, why, "none: the distribution is the target's")
+
+
+def _paging(subject: Subject, launch_ms: float) -> Advice:
+    uses = count_waste()
+    gain = uses["contiguous"].held / uses["paged"].held
+    token = roofline.cache_bytes(subject.shape, 1, cache=subject.weights)
+    waste = f"{uses['paged'].waste:.0%} of the slots empty instead of {uses['contiguous'].waste:.0%}"
+    why = f"counted over 1,000 requests: {waste}; {token:,} bytes a token"
+    return _advice(gain, PREDICTED, why, unit="times as many requests in the same memory")
+
+
+def _fp8(subject: Subject, launch_ms: float) -> Advice:
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9):
+        share = roofline.parameter_bytes(subject.shape, "int8") / roofline.parameter_bytes(subject.shape, "bfloat16")
+        why = f"half the bytes and twice the rate of BF16 at most: {1 / share:.1f} times in decode"
+        return _advice(min(2.0, 1 / share), PREDICTED, why, "usually small; test it")
+    return _not_here("needs a GPU with FP8 units (Hopper, Ada)", "usually small; test it")
+
+
+def _server(subject: Subject, launch_ms: float) -> Advice:
+    return _not_here("vLLM, SGLang and TensorRT-LLM need an NVIDIA GPU and a build of their own", "that of the format")
+
+
+ITEMS: tuple[Item, ...] = (
+    Item("torch.compile with a static cache", 1, "05", _compile),
+    Item("16 bits instead of 32", 1, "05", _half),
+    Item("SDPA instead of attention by hand", 1, "06", _sdpa),
+    Item("KV cache", 1, "04", _kv_cache),
+    Item("INT4 weights, lean decoder", 2, "08", _int4),
+    Item("batching, continuous batching", 2, "10", _batching),
+    Item("FlashAttention-2", 2, "06", _flash),
+    Item("export formats (GGUF, ONNX)", 2, "08", _export),
+    Item("speculative decoding", 3, "09", _speculation),
+    Item("PagedAttention", 3, "10", _paging),
+    Item("FP8", 3, "08", _fp8),
+    Item("TensorRT-LLM, vLLM, SGLang", 3, "10", _server),
+)

@@ -1,0 +1,130 @@
+"""Claims about the whole request: its total, its two ends, the share of decode, and the people who wait for it."""
+
+from __future__ import annotations
+
+from every_millisecond.claims.article_a import check_A3
+from every_millisecond.claims.article_b import check_B4
+from every_millisecond.claims.check import (
+    A100,
+    CONDITION,
+    HOLDS,
+    IMPOSSIBLE,
+    MODEL,
+    NOT_MEASURED,
+    ClaimCheck,
+    Figures,
+    least_number,
+    takes,
+)
+from every_millisecond.claims.published import PUBLISHED
+from llm_latency import roofline
+
+ARTICLE_BEFORE = {"tokenise": 15, "prefill": 850, "decode": 980, "detokenise": 10}  # ms, article A
+ARTICLE_AFTER = {"tokenise": 3, "prefill": 120, "decode": 80, "detokenise": 2}
+ARTICLE_FACTOR = 1.87 / 0.21
+
+
+@takes()
+def check_A1(here: Figures) -> ClaimCheck:
+    """People who wait 2 s leave."""
+    return ClaimCheck(
+        "A1",
+        "a user who waits over 2 s for an explanation leaves in about 30% of cases",
+        "nothing: it is about people, and no arithmetic bounds them",
+        NOT_MEASURED,
+        (
+            "why: it takes users and their consent, and a service that is slow on purpose",
+            "taken as the reason for the course, not as its result",
+        ),
+    )
+
+
+@takes("speedup", "perplexity_change", "baseline_ms", "best_ms")
+def check_A2(here: Figures) -> ClaimCheck:
+    """1.87 s before, 0.21 s after."""
+    before, after = sum(ARTICLE_BEFORE.values()), sum(ARTICLE_AFTER.values())
+    prefill_ms = roofline.predict_request(MODEL, roofline.gpu_peak(A100), prompt_tokens=256)["prefill"].ms
+    fit = int((210 - prefill_ms) * PUBLISHED["best"].value / 1e3)
+    claimed_tokens = 256
+    if fit >= claimed_tokens:
+        verdict = HOLDS
+    else:
+        verdict = CONDITION if fit >= 1 and check_A3().verdict != HOLDS else IMPOSSIBLE
+    measured = []
+    if "speedup" in here:
+        reached = here["speedup"] >= ARTICLE_FACTOR
+        measured.append(f"{here['speedup']:.2f} times for 50 tokens, {'at least' if reached else 'below'} the claim's")
+    if "perplexity_change" in here:
+        measured.append(f"perplexity {here['perplexity_change']:+.1%}")
+    if "baseline_ms" in here and "best_ms" in here:
+        measured.append(f"from {here['baseline_ms']:.0f} to {here['best_ms']:.0f} ms")
+    return ClaimCheck(
+        "A2",
+        f"1.87 s before, 0.21 s after six rounds ({ARTICLE_FACTOR:.1f} times), 7B on one A100",
+        f"answers of up to {fit} tokens, at the best published rate; the claim's stages are for {claimed_tokens}",
+        verdict,
+        (
+            f"its own stages add up to {before} and {after} ms: {before / after:.2f} times",
+            f"the {claimed_tokens} tokens of A3: {check_A3().verdict}",
+            str(PUBLISHED["best"]),
+            f"50 tokens at {PUBLISHED['eager'].value} tok/s take {50 / PUBLISHED['eager'].value:.2f} s, at "
+            f"{PUBLISHED['best'].value} tok/s {50 / PUBLISHED['best'].value:.2f} s: the course's request",
+        ),
+        tuple(measured),
+    )
+
+
+@takes("ends_share", "ends_share_best", "lookup_share")
+def check_A14(here: Figures) -> ClaimCheck:
+    """Tokenising and detokenising are under 2% of the total; cached ids help."""
+    ends = {
+        name: (stages["tokenise"] + stages["detokenise"]) / sum(stages.values())
+        for name, stages in (("before", ARTICLE_BEFORE), ("after", ARTICLE_AFTER))
+    }
+    shares = {name: here[name] for name in ("ends_share", "ends_share_best") if name in here} or ends
+    small = [share < 0.02 for share in shares.values()]
+    verdict = HOLDS if all(small) else CONDITION if any(small) else IMPOSSIBLE
+    words = {"ends_share": "of the baseline", "ends_share_best": "of the fastest rung"}
+    measured = [f"{here[name]:.2%} {words[name]}" for name in words if name in here]
+    if "lookup_share" in here:
+        measured.append(f"cached ids save {here['lookup_share']:.3%} of the request")
+    return ClaimCheck(
+        "A14",
+        "tokenising and detokenising are under 2% of the total; caching the ids of common prompts helps",
+        "whatever is left when the model gets faster: the ends stay, and their share grows",
+        verdict,
+        tuple(f"the article's own figures, {name}: {share:.1%}" for name, share in ends.items()),
+        tuple(measured),
+    )
+
+
+@takes("decode_share_512_256", "decode_share")
+def check_B5(here: Figures) -> ClaimCheck:
+    """Decode is 97% of the total."""
+    peak, claimed = roofline.gpu_peak(A100), 0.965  # 97% as rounded
+
+    def share(prompt: int, new: int) -> float:
+        stages = roofline.predict_request(MODEL, peak, prompt_tokens=prompt, new_tokens=new)
+        return stages["decode"].ms / (stages["decode"].ms + stages["prefill"].ms)
+
+    least = least_number(lambda n: share(512, n + 1) >= claimed, limit=1 << 12) + 1
+    shares = [here[name] for name in ("decode_share_512_256", "decode_share") if name in here]
+    shares = shares or [share(512, 256), share(256, 50)]
+    if all(value >= claimed for value in shares):
+        verdict = HOLDS
+    else:
+        verdict = CONDITION if least <= 256 or any(value >= claimed for value in shares) else IMPOSSIBLE
+    words = {"decode_share_512_256": "512 in, 256 out", "decode_share": "the standard request"}
+    return ClaimCheck(
+        "B5",
+        "decode is 97% of the total (512 tokens in, 256 out)",
+        f"from {least} new tokens on after a prompt of 512, at the roof of an A100 (7B in BF16)",
+        verdict,
+        (
+            f"the article's own rows: 1589 / (1589 + 46) = {1589 / (1589 + 46):.1%}, with the step of B4 "
+            f"({check_B4().verdict})",
+            f"at the roof: {share(512, 256):.1%} for 512 in and 256 out, {share(256, 50):.1%} for 256 in and 50 out, "
+            f"{share(512, 2):.1%} for 2 out",
+        ),
+        tuple(f"{here[name]:.1%}, {text}" for name, text in words.items() if name in here),
+    )

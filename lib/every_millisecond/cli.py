@@ -1,0 +1,303 @@
+"""The command line: `llm-latency`. Each command is a few lines over a function of the library."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+app = typer.Typer(help="Make a language model answer faster, one measured step at a time.", no_args_is_help=True)
+console = Console()
+errors = Console(stderr=True)
+
+
+def _fail(error: Exception) -> typer.Exit:
+    """Print an expected error as one sentence; a traceback helps nobody whose folder is full."""
+    errors.print(f"[red]error:[/red] {escape(str(error))}", highlight=False)
+    return typer.Exit(1)
+
+
+def _progress() -> Progress:
+    return Progress(
+        SpinnerColumn(), *Progress.get_default_columns()[:2], TextColumn("{task.completed}/{task.total}"),
+        TimeElapsedColumn(), console=errors,
+    )  # fmt: skip
+
+
+@app.command()
+def fetch() -> None:
+    """Fetch and prepare the course's model once (93 MB); quick when that has been done."""
+    from llm_latency import models
+
+    try:
+        folder = models.prepare()
+    except RuntimeError as error:
+        raise _fail(error) from error
+    console.print(f"model ready in {folder}", highlight=False)
+
+
+@app.command()
+def doctor(
+    self_check: Annotated[bool, typer.Option("--self-check", help="Check the timer and `measure` themselves.")] = False,
+    refresh: Annotated[bool, typer.Option("--refresh", help="Measure this machine's ceilings anew.")] = False,
+    classroom: Annotated[bool, typer.Option("--class", help="Also check what a class needs of each seat.")] = False,
+) -> None:
+    """Say what this machine is, how fast it could be, and what works on it. Exit 1 if the course cannot run."""
+    from every_millisecond.doctor import checks, class_checks
+    from llm_latency import hardware
+
+    found = checks() + (class_checks() if classroom else [])
+    table = Table(title="What works here", title_justify="left")
+    for header in ("what", "works", "found", "remedy"):
+        table.add_column(header, overflow="fold")
+    for check in found:
+        table.add_row(check.name, "yes" if check.works else "NO" if check.needed else "no", escape(check.found),
+                       "" if check.works else escape(check.remedy))  # fmt: skip
+    console.print(table)
+    console.print(
+        "Machine: " + ", ".join(f"{k} {v}" for k, v in hardware.machine_facts().items() if v), highlight=False
+    )
+    console.print("Measuring the ceilings (once, some seconds) ...", style="dim")
+    c = hardware.ceilings(refresh=refresh)
+    limits = Table(title=f"Measured ceilings of {c.name}, {c.threads} threads", title_justify="left")
+    for header in ("what", "float32", *[name for name in c.gemv_gbps if name != "float32"]):
+        limits.add_column(header, justify="right")
+    limits.add_row("memory read / copy (GB/s)", f"{c.read_gbps:.1f} / {c.copy_gbps:.1f}")
+    limits.add_row("matrix x vector (GB/s)", *(f"{v:.1f}" for v in c.gemv_gbps.values()))
+    rates = [c.matmul_gflops.get(name) for name in c.gemv_gbps]
+    limits.add_row("matrix x matrix (GFLOP/s)", *("-" if rate is None else f"{rate:.0f}" for rate in rates))
+    console.print(limits)
+    if self_check:
+        from every_millisecond.laboratory.self_check import self_check as run_self_check
+
+        console.print(run_self_check().report(), highlight=False)
+    if any(check.needed and not check.works for check in found):
+        raise typer.Exit(1)
+
+
+@app.command()
+def run(
+    rungs: Annotated[str | None, typer.Option(help="Comma-separated rung names; default all.")] = None,
+    profile: Annotated[
+        str | None, typer.Option("--profile", "--model", help="Profile, or a model's directory.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for JSON, plots and the HTML report.")] = Path("run"),
+    rounds: Annotated[int, typer.Option(help="Rounds of fresh processes, order alternated.")] = 2,
+    repeats: Annotated[int, typer.Option(help="Measured answers per process, as far as its time allows.")] = 5,
+    warmup: Annotated[int, typer.Option(help="Discarded short answers per process.")] = 2,
+    new_tokens: Annotated[int, typer.Option(help="Length of the answer.")] = 50,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Do not continue a run that was interrupted.")] = False,
+) -> None:
+    """Measure the ladder on this machine: table, JSON, plots, HTML report. Exit 1 if a rung failed.
+
+    A run that was interrupted is continued, if model, machine, versions and options are still the same.
+    """
+    from every_millisecond.ladder import report, resume, run_ladder, runner
+
+    names = [name.strip() for name in rungs.split(",")] if rungs else None
+    options = dict(rounds=rounds, repeats=repeats, warmup=warmup, new_tokens=new_tokens)
+    stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H%M%S")
+    names_of_folders = (stamp if n == 1 else f"{stamp}-{n}" for n in itertools.count(1))  # two runs in one second
+    folder = next(out / name for name in names_of_folders if not (out / name).exists())
+    try:
+        begun = None if fresh else resume.unfinished(out)
+        if begun is not None:
+            changed = resume.differences(resume.stored(begun), runner.settings_of(names, profile, **options))
+            if changed:
+                errors.print(f"{begun} was interrupted but is another run ({'; '.join(changed)}): starting anew",
+                             highlight=False)  # fmt: skip
+            else:
+                folder = begun
+                errors.print(f"continuing {begun}: {runner.finished_parts(begun)} processes are done", highlight=False)
+        with _progress() as bar:
+            task = bar.add_task("ladder", total=None)
+            result = run_ladder(
+                folder, names=names, profile=profile, **options,
+                progress=lambda title, done, of: bar.update(task, description=title, completed=done, total=of),
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        done = runner.finished_parts(folder)
+        errors.print(f"interrupted: {done} finished processes are kept in {folder}; the same command continues there")
+        raise typer.Exit(130) from None
+    except (ValueError, RuntimeError, OSError) as error:  # OSError: a folder that is a file, read-only or full
+        raise _fail(error) from error
+    page = report.write(result, folder)
+    # Many columns: squeezed into 80 characters nobody could read them, so a narrow terminal scrolls or wraps.
+    wide = Console(width=max(console.width, 190))
+    wide.print(report.table(result))
+    if report.step_rows(result):
+        wide.print(report.step_table(result))
+    console.print(f"The stages leave out at most {report.unaccounted(result):.2%} of the wall clock.", highlight=False)
+    console.print(f"Report: {page}", highlight=False)
+    failed = [rung for rung in result["rungs"] if rung["status"] == "failed"]
+    for rung in failed:
+        errors.print(f"[red]failed:[/red] {rung['name']}: {escape(rung['reason'])}", highlight=False)
+    if failed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def claims(
+    ids: Annotated[
+        list[str] | None, typer.Argument(help="Claims to show in full, such as A3; default a table.")
+    ] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure what can be measured here first (2 min).")
+    ] = False,
+    run: Annotated[Path | None, typer.Option(help="A run of the ladder on this machine: its folder or file.")] = None,
+    results: Annotated[Path | None, typer.Option(help="Folder of recorded runs; default the checkout's.")] = None,
+    out: Annotated[Path | None, typer.Option(help="With --measure: folder for a dated JSON.")] = None,
+) -> None:
+    """Every claim of the two source articles with its verdict, computed from figures."""
+    from every_millisecond import claims as ledgers
+    from every_millisecond.claims import measuring
+    from every_millisecond.ladder import load_run
+
+    try:
+        findings = [*ledgers.recorded(results or ledgers.results_folder()), ledgers.own()]
+        if run is not None:
+            findings.append(ledgers.from_ladder(load_run(run), source=str(run), here=True))
+        if measure:
+            with _progress() as bar:
+                task = bar.add_task("claims", total=None)
+                found = measuring.measure_claims(
+                    progress=lambda name, done, of: bar.update(task, description=name, completed=done, total=of)
+                )
+            findings.append(found)
+            if out is not None:
+                errors.print(f"written to {measuring.write(found, out)}", highlight=False)
+        rows = ledgers.ledger(findings)
+        unknown = sorted(set(ids or []) - {row.id for row in rows})
+        if unknown:
+            raise ValueError(f"no claim {unknown[0]!r}; expected one of {', '.join(row.id for row in rows)}")
+    except (ValueError, RuntimeError, OSError) as error:
+        raise _fail(error) from error
+    if ids:
+        for row in rows:
+            if row.id in ids:
+                console.print(row.report(), highlight=False, markup=False)
+        return
+    Console(width=max(console.width, 160)).print(ledgers.table(rows))
+    console.print(", ".join(f"{n} {verdict}" for verdict, n in ledgers.counts(rows).items()), highlight=False)
+
+
+@app.command()
+def regress(
+    rung: Annotated[str, typer.Option(help="The optimised one: a rung of the ladder.")] = "int4",
+    model: Annotated[str | None, typer.Option("--profile", "--model", help="Profile, or a model's directory.")] = None,
+    optimized_model: Annotated[
+        str | None, typer.Option(help="Build the rung from this directory instead: weights made smaller elsewhere.")
+    ] = None,
+    exact: Annotated[bool | None, typer.Option(help="Demand the same greedy text; default: if the rung does.")] = None,
+    perplexity: Annotated[float, typer.Option(help="Relative increase allowed.")] = 0.05,
+    kl: Annotated[float, typer.Option(help="Mean KL allowed, in nats.")] = 0.1,
+    agreement: Annotated[float, typer.Option(help="Least share of equal first choices.")] = 0.9,
+    speedup: Annotated[float | None, typer.Option(help="Least speed-up; default: time decides nothing.")] = None,
+    rounds: Annotated[int, typer.Option(help="Timed answers per case, in turns.")] = 3,
+    samples: Annotated[int, typer.Option(help="Continuations to sample for a test of the distribution.")] = 0,
+    junit: Annotated[Path | None, typer.Option(help="Write a JUnit report for a CI.")] = None,
+) -> None:
+    """The regression gate: baseline against an optimised rung. Exit 1 if it fails."""
+    from every_millisecond.ladder.gate import gate
+    from llm_latency.quality import Thresholds
+
+    try:
+        limits = Thresholds(perplexity_increase=perplexity, kl=kl, agreement=agreement, speedup=speedup)
+        report = gate(rung, profile=model, optimized_model=optimized_model, thresholds=limits, exact=exact,
+                      rounds=rounds, samples=samples, junit=junit)  # fmt: skip
+    except (ValueError, TypeError, RuntimeError, OSError) as error:
+        raise _fail(error) from error
+    Console(width=max(console.width, 130)).print(report.table())
+    for where, what in report.failures:
+        errors.print(f"[red]failed:[/red] {escape(where)}: {escape(what)}", highlight=False)
+    raise typer.Exit(report.exit_code)
+
+
+@app.command()
+def diagnose(
+    profile: Annotated[str | None, typer.Argument(help="Profile; default the one for this machine.")] = None,
+    model: Annotated[Path | None, typer.Option(help="A model's directory instead.")] = None,
+) -> None:
+    """Measure a model for half a minute: what binds each stage here, and the checklist by expected gain."""
+    from every_millisecond import checklist
+
+    try:
+        with _progress() as bar:
+            task = bar.add_task("diagnose", total=None)
+            found = checklist.diagnose(
+                profile if model is None else str(model),
+                progress=lambda name, done, of: bar.update(task, description=name, completed=done, total=of),
+            )
+    except (ValueError, RuntimeError, OSError) as error:
+        raise _fail(error) from error
+    console.print(found.summary(), highlight=False)
+    Console(width=max(console.width, 150)).print(found.table())
+
+
+@app.command()
+def speculate(
+    draft: Annotated[
+        str, typer.Option(help="conditioned, plain, lookup, or the directory of a small model.")
+    ] = "conditioned",
+    weights: Annotated[str, typer.Option(help="Of the target: float32, bfloat16, int8 or int4.")] = "bfloat16",
+    profile: Annotated[
+        str | None, typer.Option("--profile", "--model", help="Profile, or a model's directory.")
+    ] = None,
+    question: Annotated[list[str] | None, typer.Option(help="What to ask; give it again for more.")] = None,
+    gammas: Annotated[str, typer.Option(help="Comma-separated numbers of drafted tokens per cycle.")] = "1,2,3,4,5",
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    tokens: Annotated[int, typer.Option(help="New tokens per answer.")] = 48,
+    rounds: Annotated[int, typer.Option(help="Measured turns.")] = 3,
+) -> None:
+    """Measure whether speculative decoding pays for a target and a draft on this machine, and say why."""
+    from every_millisecond.ladder.speculation import explain_here
+
+    try:
+        found = explain_here(
+            profile, weights=weights, draft=draft, questions=question, temperature=temperature, max_new_tokens=tokens,
+            gammas=tuple(int(gamma) for gamma in gammas.split(",")), rounds=rounds,
+        )  # fmt: skip
+    except (ValueError, TypeError, RuntimeError, OSError) as error:  # OSError: a draft that is not there
+        raise _fail(error) from error
+    console.print(found.table())
+    console.print(found.report(), highlight=False, markup=False)
+
+
+@app.command("gpu-check")
+def gpu_check(out: Annotated[Path, typer.Option(help="Folder for the dated JSON.")] = Path("results")) -> None:
+    """Run the CUDA tests, the kernels' benchmarks and the ladder on this machine's GPU. Exit 2 without CUDA."""
+    from every_millisecond.gpu_check import main
+
+    raise typer.Exit(main(out))
+
+
+@app.command()
+def peers(out: Annotated[Path, typer.Option(help="Folder for the dated JSON.")] = Path("results")) -> None:
+    """Measure ours beside HF generate, llama.cpp and torchao on the same weights, interleaved."""
+    from every_millisecond.peers import main
+
+    raise typer.Exit(main(out))
+
+
+@app.command()
+def progress() -> None:
+    """Show which exercises' checks have passed on this machine. Nothing leaves it."""
+    from every_millisecond.checks import progress as kept
+    from every_millisecond.checks import registered
+
+    try:
+        lines = kept.report(registered())
+    except (ValueError, RuntimeError) as error:
+        raise _fail(error) from error
+    console.print("\n".join(lines), highlight=False, markup=False)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,1 @@
+"""Experiments that a lesson or the ladder runs on the library's parts: workloads, benches, explanations."""

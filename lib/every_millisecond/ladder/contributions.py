@@ -1,0 +1,116 @@
+"""What each step of the cumulative way gave, what it gives alone, and where the two do not add up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from every_millisecond.ladder.record import RungRecord
+
+NOISE = 0.02  # of the baseline: two gains that differ by less are the same
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of the way. Times are medians of whole requests in ms.
+
+    before_ms, after_ms: without and with it, on top of the steps before it. baseline_ms: where the way begins.
+    over_ms, alone_ms: the baseline (or another, leaner rung) without this step and with it alone; None where that was
+    not measured.
+    """
+
+    name: str
+    title: str
+    before_ms: float
+    after_ms: float
+    baseline_ms: float
+    over_ms: float | None = None
+    alone_ms: float | None = None
+
+    @property
+    def gain_ms(self) -> float:
+        """ms that the step took away where it stands on the way; below 0 where it added some."""
+        return self.before_ms - self.after_ms
+
+    @property
+    def share(self) -> float:
+        """The gain as a share of the baseline. The shares of all steps and of what is left add up to 1."""
+        return self.gain_ms / self.baseline_ms
+
+    @property
+    def alone_gain_ms(self) -> float | None:
+        """ms that the step alone takes away."""
+        return None if self.alone_ms is None or self.over_ms is None else self.over_ms - self.alone_ms
+
+    @property
+    def alone_factor(self) -> float | None:
+        """How many times faster the step alone is."""
+        return None if self.alone_ms is None or self.over_ms is None else self.over_ms / self.alone_ms
+
+    @property
+    def loses(self) -> bool:
+        """It made the request slower where it stands."""
+        return self.gain_ms < 0
+
+    @property
+    def overlaps(self) -> bool:
+        """Alone it saves more than here: a step before it has already saved some of the same milliseconds."""
+        return self.alone_gain_ms is not None and self.alone_gain_ms - self.gain_ms > NOISE * self.baseline_ms
+
+
+def way(records: Sequence[RungRecord], baseline: str) -> list[RungRecord]:
+    """The measured rungs of the cumulative way in order, from the baseline on: what stands before it, such as the rung
+    without a KV cache, is not part of any ratio. Empty if the baseline was not measured."""
+    names = [record.name for record in records]
+    if baseline not in names:
+        return []
+    after = records[names.index(baseline) :]
+    if after[0].status != "measured":
+        return []
+    return [after[0], *(record for record in after[1:] if record.on_path and record.status == "measured")]
+
+
+def steps(records: Sequence[RungRecord], baseline: str) -> list[Step]:
+    """Each step of the way. Their gains add up to the first total less the last, by construction from medians."""
+    path = way(records, baseline)
+    measured = {record.name: record.median_ms("wall") for record in records if record.status == "measured"}
+    return [
+        Step(
+            name=record.name,
+            title=record.title,
+            before_ms=before.median_ms("wall"),
+            after_ms=record.median_ms("wall"),
+            baseline_ms=path[0].median_ms("wall"),
+            over_ms=measured.get(record.over or baseline),
+            alone_ms=measured.get(record.alone),
+        )
+        for before, record in pairwise(path)
+    ]
+
+
+def best(records: Sequence[RungRecord]) -> RungRecord | None:
+    """The fastest measured rung, on the way or beside it, of those that answer the standard request."""
+    measured = [record for record in records if record.status == "measured" and not record.own_request]
+    return min(measured, key=lambda record: record.median_ms("wall"), default=None)
+
+
+def best_order(records: Sequence[RungRecord], baseline: str) -> list[RungRecord]:
+    """The way without the steps that lose on this machine: each rung faster than all before it."""
+    kept: list[RungRecord] = []
+    for record in way(records, baseline):
+        if not kept or record.median_ms("wall") < kept[-1].median_ms("wall"):
+            kept.append(record)
+    return kept
+
+
+def product_of_factors(found: Sequence[Step]) -> tuple[float, float]:
+    """(what the steps' factors alone multiply to, what they reached together), over steps that were measured alone too.
+
+    Raises ValueError if none was.
+    """
+    both = [step for step in found if step.alone_factor is not None]
+    if not both:
+        raise ValueError("no step of the way was measured alone; run the rungs named `...-alone`, too")
+    return math.prod(step.alone_factor for step in both), math.prod(step.before_ms / step.after_ms for step in both)

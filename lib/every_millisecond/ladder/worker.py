@@ -1,0 +1,214 @@
+"""Measures one rung in a process of its own: `python -m every_millisecond.ladder.worker`. Started by `runner`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from every_millisecond.ladder.record import STAGES, RungRecord
+from every_millisecond.ladder.rungs import BASELINE, Rung, rung
+from every_millisecond.request import NEW_TOKENS, PROMPT_TOKENS, standard_prompt
+from llm_latency import files, models, quality, roofline
+from llm_latency.compiled import StaticStepper
+from llm_latency.generation import Response, Stepper, respond
+from llm_latency.text.prompt import encode_prompt
+from llm_latency.timing import measure
+
+QUALITY_TOKENS = 512
+WARM_TOKENS = 8  # of a warm-up answer: it touches every kernel, and compiles what is compiled
+PROBE_TOKENS = (8, 24)
+LONGEST_PREFILL_S = 30.0  # a format without hardware for its products takes minutes, and says no more in ten rungs
+LONGEST_ANSWER_S = 180.0  # a slower rung would hold up the whole ladder for one figure
+SLOT_STEP = 512  # a static cache is made this much larger until the answer fits
+TWIN = "twin"
+
+
+def measure_rung(
+    name: str,
+    profile: str | None,
+    *,
+    warmup: int,
+    repeats: int,
+    budget_s: float,
+    folder: Path,
+    with_quality: bool,
+    new_tokens: int = NEW_TOKENS,
+) -> RungRecord:
+    """Answer the standard request `repeats` times after `warmup` short answers, and keep every sample.
+
+    After `budget_s` seconds no further answer begins, but one is always measured. A rung whose prefill would take over
+    half a minute, or its answer over three, is recorded as unavailable. With quality, a text is scored through the
+    rung's own weights and cache, its top-1 choices are compared with the baseline's, and the time of issuing its
+    operators is measured.
+    """
+    entry = rung(name)
+    facts = dict(name=name, title=entry.title, notebook=entry.notebook, weights=entry.weights, cache=entry.cache)
+    facts |= dict(on_path=entry.on_path, exact=entry.exact, alone=entry.alone, over=entry.over)
+    facts |= dict(own_request=entry.prompt is not standard_prompt)
+    reason = entry.unavailable()
+    if reason:
+        return RungRecord(status="unavailable", reason=reason, **facts)
+    started = time.perf_counter()
+    stepper = _with_room(entry.build(profile), PROMPT_TOKENS + new_tokens)
+    seconds = 0.0 if name == BASELINE else _prefill_seconds(stepper)
+    if seconds > LONGEST_PREFILL_S:
+        reason = f"its prefill would take about {seconds:.0f} s here: no hardware for its products"
+        return RungRecord(status="unavailable", reason=reason, **facts)
+    tokenizer = models.load_tokenizer(profile)
+    record = RungRecord(status="measured", load_s=time.perf_counter() - started, **facts)
+    prompt = entry.prompt(tokenizer)
+    for _ in range(warmup):
+        response = respond(stepper, tokenizer, prompt, min(WARM_TOKENS, new_tokens))
+        first = record.first_ms is None
+        record.first_ms = record.first_ms or response.breakdown.total_ms
+        seconds = _answer_seconds(response, new_tokens)
+        # The first answer compiles and allocates: what it took says nothing about the next.
+        if not first and seconds > LONGEST_ANSWER_S and name != BASELINE:
+            reason = f"an answer of {new_tokens} tokens would take about {seconds / 60:.0f} minutes"
+            return RungRecord(status="unavailable", reason=reason, **facts)
+    record.samples_ms = {stage: [] for stage in (*STAGES, "total", "wall")}
+    started = time.perf_counter()
+    for i in range(repeats):
+        if i > 0 and time.perf_counter() - started > budget_s:
+            break
+        start = time.perf_counter()
+        response = respond(stepper, tokenizer, prompt, new_tokens)
+        wall = (time.perf_counter() - start) * 1e3
+        b = response.breakdown
+        values = (b.tokenize_ms, b.prefill_ms, b.decode_ms, b.detokenize_ms, b.total_ms, wall)
+        for stage, value in zip((*STAGES, "total", "wall"), values, strict=True):
+            record.samples_ms[stage].append(value)
+        record.first_ms = record.first_ms or wall
+    record.prompt_tokens, record.new_tokens = b.prompt_tokens, b.tokens_generated
+    record.kept_tokens = _kept_tokens(stepper)
+    record.ids, record.text = response.sequences[0, b.prompt_tokens :].tolist(), response.text
+    if with_quality:
+        _add_quality(record, stepper, tokenizer, folder)
+        _add_speculation(record, stepper, tokenizer, prompt, new_tokens)
+        record.launch_ms = _launch_ms(entry, stepper, folder / TWIN)
+    return record
+
+
+def _with_room(stepper: Stepper, needed: int) -> Stepper:
+    """The stepper, its static cache made large enough for a long answer."""
+    if isinstance(stepper, StaticStepper) and stepper.max_positions < needed:
+        limit = stepper.model.config.max_position_embeddings
+        return type(stepper)(stepper.model, max_tokens=min(-(-needed // SLOT_STEP) * SLOT_STEP, limit))
+    return stepper
+
+
+def _prefill_seconds(stepper: Stepper) -> float:
+    """About what a prefill of the standard prompt takes, from two short ones: what a further token adds to a pass."""
+
+    def seconds(tokens: int) -> float:
+        ids = torch.arange(tokens, device=stepper.device)[None]
+        started = time.perf_counter()
+        stepper.prefill(ids)
+        return time.perf_counter() - started
+
+    few, more = PROBE_TOKENS
+    seconds(few)  # the first call of all allocates
+    short, longer = seconds(few), seconds(more)
+    return short + max(0.0, longer - short) / (more - few) * (PROMPT_TOKENS - few)
+
+
+def _kept_tokens(stepper: Stepper) -> int:
+    """How many tokens of the prompt a fast decoder, or the target of a speculative one, has kept from before."""
+    return getattr(getattr(stepper, "target", stepper), "prefix_tokens", 0)
+
+
+def _answer_seconds(response: Response, new_tokens: int) -> float:
+    b = response.breakdown
+    pace = b.decode_ms / max(1, b.tokens_generated - 1)
+    return (b.prefill_ms + pace * (new_tokens - 1)) / 1e3
+
+
+@torch.inference_mode()
+def _add_quality(record: RungRecord, stepper: Stepper, tokenizer, folder: Path) -> None:
+    ids = torch.tensor([encode_prompt(tokenizer, quality.reading_text())[:QUALITY_TOKENS]], device=stepper.device)
+    logits = stepper.score(ids)[0, :-1].float()  # [n - 1, vocab]
+    losses = torch.nn.functional.cross_entropy(logits, ids[0, 1:])
+    record.perplexity = float(losses.exp())
+    choices = logits.argmax(-1).tolist()
+    reference = folder / "baseline_choices.json"
+    if record.name == BASELINE:
+        files.write_atomically(reference, json.dumps(choices))
+    expected = files.read_json(reference, default=None)
+    if expected is not None:
+        record.agreement = sum(a == b for a, b in zip(choices, expected, strict=True)) / len(choices)
+
+
+def _add_speculation(record: RungRecord, stepper: Stepper, tokenizer, prompt: str, new_tokens: int) -> None:
+    """What a speculative decoder says of itself, from one more answer."""
+    if not hasattr(stepper, "generate"):
+        return
+    output = stepper.generate(torch.tensor([encode_prompt(tokenizer, prompt)]), new_tokens)
+    record.tokens_per_pass, record.acceptance = output.tokens_per_cycle, output.alpha
+    draft, verification = output.stage_ms.get("draft", 0.0), output.stage_ms.get("verify", 0.0)
+    if output.proposed and verification:
+        record.draft_cost = (draft / output.proposed) / (verification / len(output.cycles))
+
+
+def _launch_ms(entry: Rung, stepper: Stepper, twin: Path) -> float | None:
+    """A step of the rung's own kind of decoder over a model 64 wide: Python, dispatch and launches, next to no work.
+
+    None where a twin tells nothing or cannot be made: compiled code would be compiled again, a speculative decoder has
+    two models, a kernel may not take matrices so small, and a calibrated format wants text, which a twin cannot read.
+    """
+    if hasattr(stepper, "generate") or hasattr(stepper, "compiled"):
+        return None
+    if entry.name == BASELINE and not twin.exists():
+        _save_twin(stepper.model, twin)
+    try:
+        small = entry.build(str(twin))
+        ids = torch.arange(PROMPT_TOKENS, device=small.device)[None] % small.vocab_size
+        small.prefill(ids)
+        return measure(lambda: small.step(ids[:, :1]), warmup=3, repeats=15, device=small.device).median_ms
+    except (ValueError, RuntimeError, OSError):
+        return None
+
+
+def _save_twin(model, path: Path) -> None:
+    """Write the narrow twin as a model folder, complete or not at all."""
+    work = Path(tempfile.mkdtemp(dir=path.parent))
+    try:
+        roofline.narrow_twin(model).save_pretrained(work)
+        os.rename(work, path)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rung", required=True)
+    parser.add_argument("--profile")
+    parser.add_argument("--warmup", type=int, required=True)
+    parser.add_argument("--repeats", type=int, required=True)
+    parser.add_argument("--budget", type=float, required=True)
+    parser.add_argument("--new-tokens", type=int, default=NEW_TOKENS)
+    parser.add_argument("--quality", action="store_true")
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    record = measure_rung(
+        args.rung,
+        args.profile,
+        warmup=args.warmup,
+        repeats=args.repeats,
+        budget_s=args.budget,
+        folder=args.folder,
+        with_quality=args.quality,
+        new_tokens=args.new_tokens,
+    )
+    record.write(args.out)
+
+
+if __name__ == "__main__":
+    main()

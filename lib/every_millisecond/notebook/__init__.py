@@ -1,0 +1,1 @@
+"""What notebooks show with: tables, plots, the scorecard, figures."""

@@ -1,0 +1,213 @@
+"""Answers to the exercises 11, by cell: (the mistake, a part of the message, the lines between the markers)."""
+
+APPEND = """
+    table, old = pool.tables.get(name, []), pool.filled.get(name, 0)
+    missing = math.ceil((old + count) / pool.page_size) - len(table)
+    if missing > len(pool.free):
+        raise OutOfPages(f"{name} needs {missing} pages, {len(pool.free)} are free")
+    table = table + [pool.free.pop() for _ in range(missing)]
+    pool.tables[name], pool.filled[name] = table, old + count
+    places = [divmod(i, pool.page_size) for i in range(old, old + count)]
+    return [table[page] * pool.page_size + offset for page, offset in places]
+"""
+PLAN = """
+    plan = {name: 1 for name, left in running if left == 1}
+    budget -= len(plan)
+    readers = [request for request in running if request[1] > 1]
+    for name, left in readers + waiting[: places - len(running)]:
+        if budget > 0:
+            plan[name] = min(left, budget)
+            budget -= plan[name]
+    return plan
+"""
+GOODPUT = """
+    in_time = 0
+    for arrived, tokens in requests:
+        if not tokens or tokens[0] - arrived > first_ms:
+            continue
+        gaps = len(tokens) - 1
+        if gaps == 0 or (tokens[-1] - tokens[0]) / gaps <= gap_ms:
+            in_time += 1
+    return in_time / seconds
+"""
+
+WRONG = {
+    "append": [
+        ("new pages for each call", "partly empty is filled first", APPEND.replace(
+            "math.ceil((old + count) / pool.page_size) - len(table)", "math.ceil(count / pool.page_size)")),
+        ("one page too many", "a full one needs no successor", APPEND.replace(
+            "math.ceil((old + count) / pool.page_size)", "((old + count) // pool.page_size + 1)")),
+        ("no look at the free list", "expected OutOfPages", APPEND.replace("missing > len(pool.free)", "False")),
+        ("takes what there is, then gives up", "All or nothing", """
+            table, old = list(pool.tables.get(name, [])), pool.filled.get(name, 0)
+            while len(table) < math.ceil((old + count) / pool.page_size):
+                if not pool.free:
+                    raise OutOfPages(name)
+                table.append(pool.free.pop())
+            pool.tables[name], pool.filled[name] = table, old + count
+            size = pool.page_size
+            return [table[i // size] * size + i % size for i in range(old, old + count)]
+        """),
+        ("slots side by side", "wherever that page is", APPEND.replace(
+            "return [table[page] * pool.page_size + offset for page, offset in places]",
+            "return [table[0] * pool.page_size + i for i in range(old, old + count)]")),
+        ("leaves a table behind", "left a table for the request", APPEND.replace(
+            "pool.tables.get(name, [])", "pool.tables.setdefault(name, [])")),
+    ],
+    "release": [
+        ("loses the pages", "pages are lost", "del pool.tables[name], pool.filled[name]"),
+        ("keeps the table", "there are tables for", "pool.free += pool.tables[name]"),
+        ("keeps the count", "filled is", "pool.free += pool.tables.pop(name)"),
+        ("frees one page twice", "twice in the books", """
+            table = pool.tables.pop(name)
+            pool.free += table + table[:1]
+            del pool.filled[name]
+        """),
+    ],
+    "plan_step": [
+        ("prompts first", "somebody who reads an answer waits", """
+            plan = {}
+            running = [r for r in running if r[1] > 1] + [r for r in running if r[1] == 1]
+            for name, left in running + waiting[: places - len(running)]:
+                if budget > 0:
+                    plan[name] = min(left, budget)
+                    budget -= plan[name]
+            return plan
+        """),
+        ("decodes for nothing", "part of the budget", PLAN.replace("budget -= len(plan)", "pass")),
+        ("whole prompts", "it is read in chunks", PLAN.replace("if budget > 0:", "if left <= budget:")),
+        ("pieces of nothing", "Nobody computes 0 tokens", PLAN.replace("if budget > 0:", "if True:")),
+        ("everybody joins", "Not everybody who waits has a place", PLAN.replace("waiting[: places - len(running)]",
+                                                                           "waiting")),
+        ("nobody joins before all have left", "Nobody joins", PLAN.replace(
+            "waiting[: places - len(running)]", "(waiting[:places] if not running else [])")),
+        ("the budget for each", "The budget is exceeded", PLAN.replace("budget -= plan[name]", "pass")),
+    ],
+    "goodput": [
+        ("throughput", "That is throughput", "return sum(bool(tokens) for _, tokens in requests) / seconds"),
+        ("the first token only", "Only the first token", GOODPUT.replace(
+            "(tokens[-1] - tokens[0]) / gaps <= gap_ms", "True")),
+        ("n gaps", "n - 1 gaps", GOODPUT.replace(
+            "(tokens[-1] - tokens[0]) / gaps", "(tokens[-1] - tokens[0]) / len(tokens)")),
+        ("prefill as a gap", "no gap between tokens", GOODPUT.replace(
+            "gaps == 0 or (tokens[-1] - tokens[0]) / gaps", "(tokens[-1] - arrived) / len(tokens)")),
+        ("one token is late", "An answer of one token has no gap", GOODPUT.replace(
+            "gaps == 0 or ", "gaps > 0 and ")),
+        ("each gap", "The mean gap is judged", GOODPUT.replace(
+            "(tokens[-1] - tokens[0]) / gaps", "max(b - a for a, b in zip(tokens, tokens[1:]))")),
+        ("a count", "That is a count", GOODPUT.replace("in_time / seconds", "in_time")),
+        ("no arrival", "counts from the arrival", GOODPUT.replace("tokens[0] - arrived", "tokens[0]")),
+    ],
+    "knee": [
+        ("the largest goodput", "may already fall far behind", "return max(runs, key=lambda run: run[1])[0]"),
+        ("a lucky run", "was lucky",
+         "return max((load for load, good in runs if good >= share * load), default=None)"),
+        ("the first that falls behind", "the last that does not", """
+            for load, good in sorted(runs):
+                if good < share * load:
+                    return load
+        """),
+        ("0 for none", "expected None", """
+            best = 0
+            for load, good in sorted(runs):
+                if good < share * load:
+                    break
+                best = load
+            return best
+        """),
+    ],
+    "test_next": [
+        ("equal lengths", "a shorter row is read at its padding", """
+            model, prompts = ToyModel(), [[5, 3, 8], [2, 9, 4]]
+            alone = [int(model(torch.tensor([prompt]))[0, -1].argmax()) for prompt in prompts]
+            assert program(model, prompts) == alone
+        """),
+        ("asks the program itself", "one position early", """
+            model, prompts = ToyModel(), [[5, 3, 8], [2, 9, 4, 1, 7, 6, 3]]
+            assert program(model, prompts) == [program(model, [prompt])[0] for prompt in prompts]
+        """),
+        ("wants one call", "fails on a program that is right", """
+            model, prompts = ToyModel(), [[5, 3, 8], [2, 9, 4, 1, 7, 6, 3]]
+            program(model, prompts)
+            assert model.calls == 1
+        """),
+    ],
+    "mended_next": [
+        ("not mended", "Which position of a padded row", """
+            longest = max(len(prompt) for prompt in prompts)
+            ids = torch.tensor([prompt + [0] * (longest - len(prompt)) for prompt in prompts])
+            return model(ids)[:, -1].argmax(-1).tolist()
+        """),
+        ("padding on the left", "Which position of a padded row", """
+            longest = max(len(prompt) for prompt in prompts)
+            ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
+            return model(ids)[:, -1].argmax(-1).tolist()
+        """),
+        ("0 is padding", "is token 0 taken for padding", """
+            longest = max(len(prompt) for prompt in prompts)
+            ids = torch.tensor([prompt + [0] * (longest - len(prompt)) for prompt in prompts])
+            last = (ids != 0).sum(dim=1) - 1
+            return model(ids)[torch.arange(len(prompts)), last].argmax(-1).tolist()
+        """),
+        ("one by one", "expected one pass for all",
+         "return [int(model(torch.tensor([prompt]))[0, -1].argmax()) for prompt in prompts]"),
+    ],
+}  # fmt: skip
+
+RIGHT = {
+    "append": ["""
+        table, slots = list(pool.tables.get(name, [])), []
+        free, old = list(pool.free), pool.filled.get(name, 0)
+        for i in range(old, old + count):
+            if i == len(table) * pool.page_size:
+                if not free:
+                    raise OutOfPages(name)
+                table.append(free.pop(0))
+            slots.append(table[-1] * pool.page_size + i % pool.page_size)
+        pool.free, pool.tables[name], pool.filled[name] = free, table, old + count
+        return slots
+    """],
+    "release": ["""
+        pool.free = pool.tables[name] + pool.free
+        del pool.tables[name], pool.filled[name]
+    """],
+    "plan_step": ["""
+        plan, left_over = {}, budget - sum(left == 1 for _, left in running)
+        for name, left in sorted(running, key=lambda r: r[1] > 1):
+            count = 1 if left == 1 else min(left, left_over)
+            left_over -= count if left > 1 else 0
+            if count:
+                plan[name] = count
+        for place, (name, left) in enumerate(waiting):
+            if len(running) + place >= places or not left_over:
+                break
+            plan[name] = min(left, left_over)
+            left_over -= plan[name]
+        return plan
+    """],
+    "goodput": ["""
+        def good(arrived, tokens):
+            if not tokens:
+                return False
+            gaps = [b - a for a, b in zip(tokens, tokens[1:])] or [0]
+            return tokens[0] <= arrived + first_ms and sum(gaps) / len(gaps) <= gap_ms
+        return len([1 for request in requests if good(*request)]) / seconds
+    """],
+    "knee": ["""
+        behind = min((load for load, good in runs if good < share * load), default=math.inf)
+        return max((load for load, _ in runs if load < behind), default=None)
+    """],
+    "test_next": ["""
+        prompts = [[5], [1, 2, 3, 4], [9, 9]]
+        for prompt, token in zip(prompts, program(ToyModel(), prompts)):
+            state = 1
+            for i in prompt:
+                state = (state * 31 + i + 7) % 997
+            assert token == state % 97
+    """],
+    "mended_next": ["""
+        ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(p) for p in prompts], batch_first=True)
+        choices = model(ids).argmax(dim=-1)
+        return [int(row[len(p) - 1]) for row, p in zip(choices, prompts)]
+    """],
+}  # fmt: skip
