@@ -15,7 +15,7 @@ TAKE_HOME, COURSE = "llm_latency", "every_millisecond"
 
 # The floors of llm_latency from the ground up. A room imports only from floors strictly below its own.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("arguments", "files", "compat", "_moved"),
+    ("arguments", "files", "host", "compat", "_moved"),
     ("timing", "hardware", "sampling"),
     ("attention", "quantization", "generation", "text", "models", "roofline"),
     ("kv_cache",),

@@ -6,9 +6,9 @@ import pytest
 import torch
 from attention_oracle import tensors
 
+from llm_latency.arguments import check_device
 from llm_latency.attention import BACKENDS, FlashAttention, attend, attention_reference, backend_facts, backends, choose
 from llm_latency.attention.dispatch import cannot
-from llm_latency.hardware import default_device
 
 CPU_QUERY = torch.zeros(1, 1, 1, 16)
 NO_TRITON = cannot("triton", CPU_QUERY)
@@ -78,7 +78,7 @@ def test_backends_say_why_not():
     """Guards against a capability that is assumed: each backend works here, or a sentence says why not."""
     found = backends()
     assert tuple(found) == BACKENDS
-    q, k, v = (x.to(default_device(), torch.float16) for x in tensors())
+    q, k, v = (x.to(check_device(), torch.float16) for x in tensors())
     for name, problem in found.items():
         if problem is None:
             assert attend(q, k, v, backend=name).shape == (1, 5, 4, 16)

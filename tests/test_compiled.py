@@ -10,7 +10,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from every_millisecond import doctor, openmp
 from every_millisecond.ladder import rungs
-from llm_latency import hardware, models, precision
+from llm_latency import hardware, models
+from llm_latency.arguments import dtype_name
 from llm_latency.compiled import CompiledStepper, StaticStepper
 from llm_latency.generation import TransformersStepper, generate
 
@@ -132,15 +133,15 @@ def test_cuda_graph_hands_out_logits_that_stay(tiny_llama):
 
 def test_sixteen_bits_are_asked_of_the_device(monkeypatch):
     """A T4 runs BF16 by emulation, slower than FP32: the question must be about units, not about acceptance."""
-    assert precision.half_dtype("cpu") == torch.bfloat16
-    assert isinstance(precision.bf16_is_native("cpu"), bool)
+    assert hardware.half_dtype("cpu") == torch.bfloat16
+    assert isinstance(hardware.bf16_is_native("cpu"), bool)
     for native, expected in ((True, torch.bfloat16), (False, torch.float16)):
         monkeypatch.setattr(hardware, "check_device", lambda device: torch.device("cuda"))
-        monkeypatch.setattr(precision, "bf16_is_native", lambda device, native=native: native)
-        assert precision.half_dtype() == expected
-    assert precision.dtype_name(torch.bfloat16) == "bfloat16"
+        monkeypatch.setattr(hardware, "bf16_is_native", lambda device, native=native: native)
+        assert hardware.half_dtype() == expected
+    assert dtype_name(torch.bfloat16) == "bfloat16"
     with pytest.raises(ValueError, match=r"dtype=torch.int8"):
-        precision.dtype_name(torch.int8)
+        dtype_name(torch.int8)
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +162,7 @@ def test_rungs_of_precision_and_compilation(name, directory, quick_compile):
     """Each builder makes a stepper of the weights it is entered with, and an exact one keeps the baseline's tokens."""
     entry = rungs.rung(name)
     stepper = entry.build(directory)
-    assert precision.dtype_name(stepper.model.dtype) == entry.weights
+    assert dtype_name(stepper.model.dtype) == entry.weights
     baseline = rungs.rung(rungs.BASELINE).build(directory)
     ids = ids_of(21).to(stepper.device)
     if entry.exact:

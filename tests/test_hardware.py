@@ -1,14 +1,15 @@
-"""Facts and ceilings of this machine."""
+"""Facts and ceilings of this machine; cores and memory inside a container."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 import torch
 
-from llm_latency import files, hardware
+from llm_latency import files, hardware, host
 
 
 @pytest.fixture
@@ -54,27 +55,6 @@ def test_a_read_only_cache_still_measures_and_says_so(cache, fake, monkeypatch):
         assert hardware.ceilings("cpu").read_gbps == 3.0
 
 
-def test_a_broken_cache_file_is_named(cache, fake):
-    """A half-written JSON must not look like an empty one."""
-    (cache / "ceilings.json").write_text('[{"key"')
-    with pytest.raises(ValueError, match=r"ceilings\.json is not valid JSON.*delete it"):
-        hardware.ceilings("cpu")
-
-
-def test_write_atomically_leaves_the_old_file_when_it_fails(tmp_path, monkeypatch):
-    """A crash between writing and renaming must leave the old content and no leftovers."""
-    path = tmp_path / "x.json"
-    files.write_atomically(path, "old")
-
-    def crash(source, target):
-        raise RuntimeError("power cut")
-
-    monkeypatch.setattr(files.os, "replace", crash)
-    with pytest.raises(RuntimeError, match="power cut"):
-        files.write_atomically(path, "new")
-    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
-
-
 def test_measured_ceilings_are_plausible(monkeypatch):
     """The real measurement on small sizes: positive, and a copy's bytes counted both ways."""
     measured = hardware.measure_ceilings("cpu")
@@ -82,20 +62,6 @@ def test_measured_ceilings_are_plausible(monkeypatch):
     assert all(value > 0 for value in values)
     assert {"float32", "bfloat16"} <= set(measured.gemv_gbps) <= {"float32", "bfloat16", "int8", "int4"}
     assert dataclasses.asdict(measured)["threads"] == torch.get_num_threads()
-
-
-@pytest.mark.parametrize("device", ["tpu", "gpu0", "meta", 3.5])
-def test_unknown_devices_are_named(device):
-    """A device that torch does not know, or that the course cannot time, is told by name."""
-    with pytest.raises(ValueError, match=f"device={device!r}"):
-        hardware.check_device(device)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="says what a machine without CUDA answers")
-def test_cuda_without_a_gpu_is_refused():
-    """A capability is asked of the device, not guessed from a name (cases.md 33)."""
-    with pytest.raises(ValueError, match="sees no CUDA device"):
-        hardware.check_device("cuda")
 
 
 def test_datasheet_names():
@@ -110,3 +76,69 @@ def test_machine_facts_name_what_a_result_needs():
     facts = hardware.machine_facts()
     assert {"cpu", "cores", "threads", "torch", "transformers", "gpu"} <= set(facts)
     assert json.loads(json.dumps(facts)) == facts
+
+
+# -- a container's limits (cases.md 38) -------------------------------------------------------------------------------
+
+HOST_CORES, HOST_BYTES, GIB = 64, 512 * 2**30, 2**30
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """A host of 64 cores and 512 GiB under a fake root; returns a function that writes a control file there."""
+    monkeypatch.setattr(host, "ROOT", tmp_path)
+    monkeypatch.setattr(host.os, "sched_getaffinity", lambda _: set(range(HOST_CORES)), raising=False)
+    monkeypatch.setattr(host.os, "sysconf", lambda name: {"SC_PAGE_SIZE": 4096}.get(name, HOST_BYTES // 4096))
+
+    def write(path: str, text: str) -> None:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text + "\n")
+
+    return write
+
+
+def test_half_a_core_and_two_gigabytes_in_version_two(machine):
+    """Fault (38): 64 threads on half a core, and a model that is killed for memory the host would have had."""
+    machine("proc/self/cgroup", "0::/")
+    machine("sys/fs/cgroup/cpu.max", "50000 100000")
+    machine("sys/fs/cgroup/memory.max", str(2 * GIB))
+    assert host.usable_cores() == 1 and host.memory_bytes() == 2 * GIB
+    assert hardware.machine_facts()["cores"] == 1 and hardware.machine_facts()["memory_gb"] == 2.1
+    machine("sys/fs/cgroup/cpu.max", "250000 100000")  # two and a half: three threads, one of them held back at times
+    assert host.usable_cores() == 3
+
+
+def test_the_tightest_group_above_counts(machine):
+    """Fault (38): only the process's own group is read, while the limit stands at the service or slice above it."""
+    machine("proc/self/cgroup", "0::/user.slice/shell.scope")
+    machine("sys/fs/cgroup/user.slice/shell.scope/cpu.max", "max 100000")
+    machine("sys/fs/cgroup/user.slice/shell.scope/memory.max", "max")
+    machine("sys/fs/cgroup/user.slice/cpu.max", "400000 100000")
+    machine("sys/fs/cgroup/user.slice/memory.max", str(8 * GIB))
+    assert host.usable_cores() == 4 and host.memory_bytes() == 8 * GIB
+
+
+def test_version_one_in_a_container_whose_path_is_the_hosts(machine):
+    """Fault (38): Docker with version 1 names /docker/<id>, which is not mounted inside; the limit is at the top."""
+    machine("proc/self/cgroup", "5:memory:/docker/abc\n4:cpu,cpuacct:/docker/abc\n1:name=systemd:/docker/abc")
+    machine("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", "150000")
+    machine("sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us", "100000")
+    machine("sys/fs/cgroup/memory/memory.limit_in_bytes", str(2 * GIB))
+    assert host.usable_cores() == 2 and host.memory_bytes() == 2 * GIB
+
+
+@pytest.mark.parametrize("text", ["1:name=systemd:/", "0::/", "4:cpu:/\n5:memory:/"])
+def test_without_limits_the_host_counts(machine, text):
+    """Fault: "no limit", which version 1 writes as -1 and as a number near 2**63, taken for one; or files that are not
+    there taken for zero."""
+    machine("proc/self/cgroup", text)
+    machine("sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1")
+    machine("sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000")
+    machine("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712")
+    assert host.usable_cores() == HOST_CORES and host.memory_bytes() == HOST_BYTES
+
+
+def test_a_system_without_proc(machine, tmp_path):
+    """Fault: macOS and Windows have neither /proc nor control groups; the facts must still come."""
+    assert not Path(tmp_path / "proc").exists()
+    assert host.usable_cores() == HOST_CORES and host.cpu_name() and host.last_level_cache_bytes() == 32 << 20

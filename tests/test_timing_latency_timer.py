@@ -171,7 +171,7 @@ def test_unknown_device_is_named(device):
 
 def test_device_of_another_type_is_refused():
     """Guards against a device number or a whole model taken for a device."""
-    with pytest.raises(TypeError, match="device is 0"):
+    with pytest.raises(TypeError, match="device=0"):
         LatencyTimer(0)
 
 

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
-from llm_latency.precision import bf16_is_native
+from llm_latency.hardware import bf16_is_native
 from llm_latency.speculative.feature_layer import FeatureLayer, FeatureShape
 
 DAMPING = 0.1  # of a plain draft's o_proj and down_proj at the start: layers cut off their model begin by saying little

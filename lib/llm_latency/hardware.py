@@ -1,4 +1,5 @@
-"""What this machine is and how fast it could be: facts, measured ceilings, and datasheet peaks of named GPUs.
+"""What this machine is and how fast it could be: facts, its 16-bit format, measured ceilings, and datasheet peaks of
+named GPUs.
 
 A roofline needs two numbers: bytes per second and operations per second. On a named GPU they stand in a datasheet; on
 any machine they can be measured. Both are here, apart.
@@ -6,18 +7,17 @@ any machine they can be measured. Both are here, apart.
 
 from __future__ import annotations
 
-import json
-import os
 import platform
 import time
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import torch
 
 from llm_latency import files
+from llm_latency.arguments import DTYPES, check_device
+from llm_latency.host import cpu_name, last_level_cache_bytes, memory_bytes, usable_cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +42,6 @@ DATASHEET: dict[str, GpuPeak] = {
     "T4": GpuPeak(320, 65, 8.1, None, 16),
 }
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
 def datasheet_peak(name: str) -> GpuPeak:
     """The datasheet figures of a GPU by its key in `DATASHEET`. Raises KeyError that lists the known names."""
     if name not in DATASHEET:
@@ -52,57 +49,27 @@ def datasheet_peak(name: str) -> GpuPeak:
     return DATASHEET[name]
 
 
-def default_device() -> torch.device:
-    """CUDA where torch can use it, else the CPU."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def bf16_is_native(device: str | torch.device | None = None) -> bool:
+    """Whether the device itself multiplies BF16, rather than widening every number to FP32 first.
+
+    A GPU without BF16 units (compute capability below 8.0) still accepts BF16 tensors and emulates them, so that "it
+    runs" proves nothing. On a CPU, oneDNN knows: x86 needs AVX512-BF16 or AMX, Arm needs its BF16 extension.
+    """
+    device = check_device(device)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            return torch.cuda.is_bf16_supported(including_emulation=False)
+    return bool(torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def check_device(device: str | torch.device | None) -> torch.device:
-    """A usable torch.device, `None` meaning this machine's default. Raises ValueError for an unknown or absent one."""
-    if device is None:
-        return default_device()
-    try:
-        checked = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise ValueError(f"device={device!r} is not a device; expected 'cpu' or 'cuda'") from error
-    if checked.type not in ("cpu", "cuda"):
-        raise ValueError(f"device={device!r} is not supported; expected 'cpu' or 'cuda'")
-    if checked.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device={device!r} asked for, but torch sees no CUDA device here; expected 'cpu'")
-    return checked
+def half_dtype(device: str | torch.device | None = None) -> torch.dtype:
+    """The 16-bit dtype to load a model in: BF16, or FP16 on a GPU without BF16 units.
 
-
-def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.lower().startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
-def usable_cores() -> int:
-    """Cores this process may use, which on a shared machine is often fewer than there are."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def memory_bytes() -> int | None:
-    """Main memory in bytes, or None where the system does not say."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return None
-
-
-def last_level_cache_bytes() -> int:
-    """Size of the CPU's last-level cache as the kernel reports it; 32 MiB where it does not."""
-    sizes = []
-    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        text = path.read_text().strip()
-        if text[:-1].isdigit() and text[-1] in "KM":
-            sizes.append(int(text[:-1]) * (1 << 10 if text[-1] == "K" else 1 << 20))
-    return max(sizes, default=32 << 20)
+    On a CPU it is BF16 even where that is widened to FP32 in the registers: the bytes read are halved all the same, and
+    FP16 would be widened too.
+    """
+    device = check_device(device)
+    return torch.float16 if device.type == "cuda" and not bf16_is_native(device) else torch.bfloat16
 
 
 def machine_facts() -> dict[str, str | int | float | bool | None]:
@@ -110,7 +77,7 @@ def machine_facts() -> dict[str, str | int | float | bool | None]:
     import transformers
 
     facts: dict[str, str | int | float | bool | None] = {
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "cores": usable_cores(),
         "threads": torch.get_num_threads(),
         "memory_gb": round((memory_bytes() or 0) / 1e9, 1) or None,
@@ -241,7 +208,7 @@ def measure_ceilings(device: str | torch.device | None = None) -> Ceilings:
             matmul[name] = _matmul_gflops(side, DTYPES[name], device)
     if not on_gpu:
         gemv |= _packed_gemv_gbps(working_set)
-    name = torch.cuda.get_device_name(device) if on_gpu else _cpu_name()
+    name = torch.cuda.get_device_name(device) if on_gpu else cpu_name()
     return Ceilings(str(device), name, torch.get_num_threads(), read_gbps, copy_gbps, gemv, matmul)
 
 
@@ -251,17 +218,16 @@ def ceilings(device: str | torch.device | None = None, *, refresh: bool = False)
     The stored figures belong to one device, one torch and one number of threads; a change of any measures anew.
     """
     device = check_device(device)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name()
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
     key = {"device": str(device), "name": name, "threads": torch.get_num_threads(), "torch": torch.__version__}
     path = files.cache_folder() / "ceilings.json"
-    stored = files.read_json(path, default=[])
-    for entry in stored:
+    for entry in files.read_json(path, default=[]):
         if entry["key"] == key and not refresh:
             return Ceilings(**entry["ceilings"])
     measured = measure_ceilings(device)
-    stored = [entry for entry in stored if entry["key"] != key] + [{"key": key, "ceilings": asdict(measured)}]
+    new = {"key": key, "ceilings": asdict(measured)}
     try:
-        files.write_atomically(path, json.dumps(stored, indent=1))
+        files.update_json(path, lambda stored: [entry for entry in stored if entry["key"] != key] + [new], default=[])
     except OSError as error:  # a shared, read-only cache still serves; it is only measured anew each time
         warnings.warn(f"measured ceilings not stored in {path}: {error.strerror}", stacklevel=2)
     return measured

@@ -10,7 +10,7 @@ import torch
 from every_millisecond.checklist.subject import Pace, Subject, quick_ms
 from every_millisecond.doctor import compile_unavailable
 from every_millisecond.laboratory.batching_bench import count_waste
-from llm_latency import models, precision, roofline
+from llm_latency import hardware, models, roofline
 from llm_latency.generation import RecomputeStepper, TransformersStepper
 from llm_latency.speculative.theory import expected_speedup
 
@@ -82,12 +82,12 @@ def _sdpa(subject: Subject, launch_ms: float) -> Advice:
 
 
 def _half(subject: Subject, launch_ms: float) -> Advice:
-    half = precision.half_dtype()
+    half = hardware.half_dtype()
     if subject.model.dtype == half:
         return _advice(None, NOT_HERE, f"it is in {subject.weights} already", in_use=True)
     stepper = TransformersStepper(models.load_target(subject.profile, dtype=half))
     pace = subject.pace_of(stepper)
-    native = "native" if precision.bf16_is_native() else "widened in software"
+    native = "native" if hardware.bf16_is_native() else "widened in software"
     why = f"prefill {pace.prefill_ms:.0f} ms, step {pace.step_ms:.1f} ms; 16-bit products are {native} here"
     return _advice(subject.gain(pace), _how(pace), why, subject.quality_cost(stepper, pace))
 

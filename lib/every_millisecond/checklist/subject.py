@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from every_millisecond.request import NEW_TOKENS, standard_prompt
-from llm_latency import hardware, models, precision, quality, roofline
+from llm_latency import hardware, models, quality, roofline
+from llm_latency.arguments import dtype_name
 from llm_latency.generation import Stepper, TransformersStepper
 from llm_latency.text.prompt import encode_prompt
 from llm_latency.timing import measure
@@ -53,7 +54,7 @@ class Subject:
         self.tokenizer = models.load_tokenizer(profile)
         self.model = models.load_target(profile)
         self.shape = roofline.shape_of(self.model)
-        self.weights = precision.dtype_name(self.model.dtype)
+        self.weights = dtype_name(self.model.dtype)
         self.ids = torch.tensor([encode_prompt(self.tokenizer, standard_prompt(self.tokenizer))])
         self.ids = self.ids.to(self.model.device)  # [1, 256]
         self.token = self.ids[:, :1]

@@ -21,9 +21,10 @@ from every_millisecond.laboratory.workload import mixed_asks
 from every_millisecond.notebook import memory
 from every_millisecond.notebook.module_breakdown import module_breakdown
 from every_millisecond.request import NEW_TOKENS, standard_prompt
-from llm_latency import files, hardware, models, precision, quality, roofline
+from llm_latency import files, hardware, models, quality, roofline
 from llm_latency.attention import attend, attention_reference
-from llm_latency.generation import RecomputeStepper, TransformersStepper, respond
+from llm_latency.benchmark import respond
+from llm_latency.generation import RecomputeStepper, TransformersStepper
 from llm_latency.kv_cache import Int8KVCache
 from llm_latency.kv_cache.int8 import ATTENTION_NAME
 from llm_latency.text.prompt import encode_prompt
@@ -49,7 +50,7 @@ class Subject:
     @property
     def sixteen_bit_tokens(self) -> int:
         """Prompt tokens that 16 bits are measured with: a processor without BF16 products takes minutes over 256."""
-        return self.ids.shape[1] if precision.bf16_is_native() else 8
+        return self.ids.shape[1] if hardware.bf16_is_native() else 8
 
 
 def clock(subject: Subject) -> Found:
@@ -163,7 +164,7 @@ def int8_cache(subject: Subject) -> Found:
 
 def batches(subject: Subject) -> Found:
     """B12 and A13: sixteen requests one at a time and in shared passes of eight."""
-    model = subject.half() if precision.bf16_is_native() else subject.fp32
+    model = subject.half() if hardware.bf16_is_native() else subject.fp32
     asks = mixed_asks(16, vocab_size=model.config.vocab_size, seed=1, prompt_tokens=(16, 64), new_tokens=(2, 32))
     result = bench.compare_batching(model, asks, rounds=1)
 

@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
+from llm_latency.arguments import check_device
 from llm_latency.attention.backend_facts import flash_attn_function
 from llm_latency.attention.dispatch import attend, cannot
-from llm_latency.hardware import check_device
 from llm_latency.timing import compare
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from llm_latency.arguments import check_count
 from llm_latency.compat import with_cache
-from llm_latency.timing.checks import check_count
 
 
 def left_pad(prompts: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor]:

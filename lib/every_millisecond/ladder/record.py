@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 
+import numpy as np
+
 from llm_latency import files
-from llm_latency.timing.measurement import percentile
 
 STAGES = ("tokenise", "prefill", "decode", "detokenise")
 
@@ -70,7 +71,8 @@ class RungRecord:
 
     def spread_ms(self, stage: str = "wall") -> tuple[float, float]:
         """10th and 90th percentile of a stage's samples in ms."""
-        return percentile(self.samples_ms[stage], 10), percentile(self.samples_ms[stage], 90)
+        p10, p90 = np.percentile(self.samples_ms[stage], (10, 90))
+        return float(p10), float(p90)
 
     def write(self, path: Path) -> None:
         files.write_atomically(path, json.dumps(asdict(self), indent=1))

@@ -13,7 +13,8 @@ import torch
 
 from every_millisecond import doctor
 from every_millisecond.request import quoting_prompt, standard_prompt
-from llm_latency import models, precision
+from llm_latency import hardware, models
+from llm_latency.arguments import dtype_name
 from llm_latency.generation import RecomputeStepper, Stepper, TransformersStepper
 
 BASELINE = "kv-cache"  # rung 1: the baseline of every ratio
@@ -64,7 +65,7 @@ def _kv_cache(profile: str | None) -> Stepper:
 
 
 def _static_cache(profile: str | None) -> Stepper:
-    from llm_latency.compiled import StaticStepper
+    from llm_latency.generation import StaticStepper
 
     return StaticStepper(models.load_target(profile, dtype=torch.float32, attn_implementation="eager"))
 
@@ -74,30 +75,30 @@ def _sdpa(profile: str | None) -> Stepper:
 
 
 def _half_eager(profile: str | None) -> Stepper:
-    model = models.load_target(profile, dtype=precision.half_dtype(), attn_implementation="eager")
+    model = models.load_target(profile, dtype=hardware.half_dtype(), attn_implementation="eager")
     return TransformersStepper(model)
 
 
 def _half_sdpa(profile: str | None) -> Stepper:
-    return TransformersStepper(models.load_target(profile, dtype=precision.half_dtype(), attn_implementation="sdpa"))
+    return TransformersStepper(models.load_target(profile, dtype=hardware.half_dtype(), attn_implementation="sdpa"))
 
 
 def _compiled_fp32(profile: str | None) -> Stepper:
-    from llm_latency.compiled import CompiledStepper
+    from llm_latency.generation import CompiledStepper
 
     return CompiledStepper(models.load_target(profile, dtype=torch.float32, attn_implementation="eager"))
 
 
 def _compiled_half(profile: str | None) -> Stepper:
-    from llm_latency.compiled import CompiledStepper
+    from llm_latency.generation import CompiledStepper
 
-    return CompiledStepper(models.load_target(profile, dtype=precision.half_dtype(), attn_implementation="sdpa"))
+    return CompiledStepper(models.load_target(profile, dtype=hardware.half_dtype(), attn_implementation="sdpa"))
 
 
 def _int8_cache(profile: str | None) -> Stepper:
     from llm_latency.kv_cache import Int8KVCache
 
-    model = models.load_target(profile, dtype=precision.half_dtype(), attn_implementation="int8_kv")
+    model = models.load_target(profile, dtype=hardware.half_dtype(), attn_implementation="int8_kv")
     return TransformersStepper(model, lambda: Int8KVCache(model.config))
 
 
@@ -156,7 +157,7 @@ def _no_compiler() -> str | None:
     return doctor.compile_unavailable()
 
 
-_HALF = precision.dtype_name(precision.half_dtype())  # FP16 on a GPU without BF16 units
+_HALF = dtype_name(hardware.half_dtype())  # FP16 on a GPU without BF16 units
 _HALF_TITLE = {"bfloat16": "BF16", "float16": "FP16"}[_HALF]
 
 RUNGS: list[Rung] = [

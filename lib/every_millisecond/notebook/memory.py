@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from llm_latency.hardware import check_device
+from llm_latency.arguments import check_device
 
 
 def peak_extra_bytes(fn: Callable[[], object], *, device: str | torch.device | None = None) -> int:

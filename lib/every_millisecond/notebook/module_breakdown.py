@@ -11,9 +11,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from every_millisecond.notebook.module_hooks import find_parts, part_hooks
+from llm_latency.arguments import check_count
 from llm_latency.generation import TransformersStepper, check_request
 from llm_latency.timing import LatencyTimer
-from llm_latency.timing.checks import check_count
 
 PARTS = ("embedding", "attention", "ffn", "norms", "head", "sampling", "overhead")
 

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from llm_latency import hardware
+from llm_latency.arguments import check_device
 from llm_latency.timing.profile import silent_stderr
 
 # Operators that only describe memory anew or reserve it: nothing is computed in them.
@@ -77,7 +77,7 @@ def record_trace(fn: Callable[[], object], *, device: str | torch.device | None 
 
     Raises ValueError for an unknown device, and if `fn` ran no kernel.
     """
-    device = hardware.check_device(device)
+    device = check_device(device)
     on_gpu = device.type == "cuda"
     profiler = profile(activities=[ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_gpu else []))
     with silent_stderr():

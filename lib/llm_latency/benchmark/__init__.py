@@ -1,11 +1,13 @@
 """Where the milliseconds of requests and of forward passes go."""
 
-from llm_latency.benchmark.benchmark_result import BenchmarkResult, Spread, results_table
+from llm_latency.benchmark.benchmark_result import BenchmarkResult, Spread
 from llm_latency.benchmark.inference_benchmark import InferenceBenchmark
+from llm_latency.benchmark.respond import Response, respond
 
 __all__ = [
     "BenchmarkResult",
     "InferenceBenchmark",
+    "Response",
     "Spread",
-    "results_table",
+    "respond",
 ]

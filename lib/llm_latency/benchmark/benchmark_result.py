@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
 from llm_latency.timing import LatencyBreakdown
-from llm_latency.timing.measurement import percentile
 
 _ROWS = {
     "tokenise": "tokenize_ms",
@@ -91,7 +90,7 @@ class BenchmarkResult:
         values = [getattr(breakdown, name) for breakdown in self.breakdowns]
         if None in values:
             return None
-        return Spread(statistics.median(values), percentile(values, 10), percentile(values, 90))
+        return Spread(*(float(value) for value in np.percentile(values, (50, 10, 90))))
 
     def report(self) -> str:
         """A table for `print`: each stage's median with p10 and p90, TTFT, TPOT, tokens per second."""
@@ -111,16 +110,3 @@ class BenchmarkResult:
 
     def __str__(self) -> str:
         return self.report()
-
-
-def results_table(results: Iterable[BenchmarkResult]) -> str:
-    """A table for `print` with one line per result: lengths, stages, TTFT, TPOT, tokens per second, all medians."""
-    titles = ("tokenise", "prefill", "decode", "detokenise", "unaccounted", "total", "TTFT", "TPOT")
-    lines = [f"{'in':>6}{'out':>6}" + "".join(f"{title:>12}" for title in titles) + f"{'rate':>14}"]
-    for result in results:
-        values = (getattr(result, name) for name in _ROWS.values())
-        cells = "".join(f"{'undefined':>12}" if ms is None else f"{ms:>9.2f} ms" for ms in values)
-        lines.append(
-            f"{result.prompt_tokens:>6}{result.tokens_generated:>6}{cells}{result.tokens_per_second:>8.1f} tok/s"
-        )
-    return "\n".join(lines)

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedModel
 
+from llm_latency.arguments import check_count
 from llm_latency.benchmark.benchmark_result import BenchmarkResult
-from llm_latency.generation import Stepper, TransformersStepper, respond
+from llm_latency.benchmark.respond import respond
+from llm_latency.generation import Stepper, as_stepper
 from llm_latency.timing import LatencyBreakdown
-from llm_latency.timing.checks import check_count
 from llm_latency.timing.measure import garbage_collector_at_rest
 
 
@@ -17,7 +18,7 @@ class InferenceBenchmark:
     """Answers prompts greedily again and again and says where the time went.
 
     Args:
-        model: a transformers model, or a stepper (`prefill` and `step`, as in `llm_latency.generation`).
+        model: a transformers model, or a stepper.
         tokenizer: the model's tokenizer.
         eos_token_id: where an answer ends; None lets every answer have its full length.
 
@@ -26,11 +27,7 @@ class InferenceBenchmark:
     """
 
     def __init__(self, model: PreTrainedModel | Stepper, tokenizer, *, eos_token_id: int | None = None) -> None:
-        if isinstance(model, PreTrainedModel):
-            model = TransformersStepper(model)
-        elif not (hasattr(model, "prefill") and hasattr(model, "step")):
-            raise TypeError(f"model is a {type(model).__name__}; expected a transformers model or a stepper")
-        self.stepper = model
+        self.stepper = as_stepper(model)
         self.tokenizer = tokenizer
         self.eos_token_id = eos_token_id
 

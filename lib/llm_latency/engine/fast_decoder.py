@@ -17,7 +17,7 @@ from llm_latency.engine.attention import attend_grouped, causal_mask, rotary_tab
 from llm_latency.engine.graphs import GraphedStep
 from llm_latency.engine.static_cache import StaticInt8KV, StaticKV
 from llm_latency.engine.weights import Layer, WeightOptions, check_model, head_rows, make_matrix, read_layers, read_norm
-from llm_latency.precision import bf16_is_native
+from llm_latency.hardware import bf16_is_native
 from llm_latency.quantization import ffn_smoothing
 
 SPAN_STEP = 128  # a compiled step attends over multiples of this many slots: few shapes, each compiled once

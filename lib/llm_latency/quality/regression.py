@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from llm_latency.arguments import check_count
 from llm_latency.generation import Stepper, TransformersStepper, generate
 from llm_latency.quality.perplexity import negative_log_likelihoods
 from llm_latency.quality.regression_report import OPTIMISED, ORIGINAL, CaseResult, RegressionReport, Thresholds
 from llm_latency.quality.two_samples import sampling_p
 from llm_latency.timing import Comparison, compare
-from llm_latency.timing.checks import check_count
 
 # Tokens of each case that are read one at a time after the rest was read as a prompt: what a cache keeps wrongly shows
 # only in a later step, never in the pass that wrote it.

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from llm_latency.precision import bf16_is_native
+from llm_latency.hardware import bf16_is_native
 
 INT4_GROUPS = (32, 64, 128, 256)  # what the packed INT4 kernels take
 INT8_WIDTH = 32  # the INT8 kernel reads rows in steps of 16 and gives wrong sums, unannounced, for other widths

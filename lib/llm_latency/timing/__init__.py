@@ -1,11 +1,9 @@
 """Clocks that tell the truth: stages, measurements and comparisons of work that may still be on its way."""
 
-from llm_latency.timing.compare import compare
-from llm_latency.timing.comparison import Comparison, Ratio
+from llm_latency.timing.compare import Comparison, Ratio, compare
 from llm_latency.timing.latency_breakdown import LatencyBreakdown
 from llm_latency.timing.latency_timer import LatencyTimer
-from llm_latency.timing.measure import measure
-from llm_latency.timing.measurement import Measurement
+from llm_latency.timing.measure import Measurement, measure
 from llm_latency.timing.profile import OperatorTime, profile_operators
 
 __all__ = [

@@ -7,6 +7,8 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
+from llm_latency.arguments import check_device
+
 
 @runtime_checkable
 class Clock(Protocol):
@@ -63,27 +65,12 @@ def clock_for(device: Device) -> Clock:
         device: "cpu", "cuda", "cuda:1", a torch.device, a `Clock`, or None for the GPU where there is one and
             the CPU elsewhere.
 
-    Raises:
-        ValueError: an unknown device, a kind without a clock here, or a GPU that this machine lacks. TypeError: any
-            other type.
+    Raises TypeError or ValueError as `check_device`.
     """
     if isinstance(device, Clock):
         return device
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if not isinstance(device, (str, torch.device)):
-        raise TypeError(f"device is {device!r}; expected a string, a torch.device, a Clock or None")
-    expected = 'expected "cpu", "cuda", "cuda:N", a Clock, or None'
-    try:
-        parsed = torch.device(device)
-    except RuntimeError:
-        raise ValueError(f"unknown device {device!r}; {expected}") from None
-    if parsed.type == "cpu":
+    checked = check_device(device)
+    if checked.type == "cpu":
         return HostClock()
-    if parsed.type != "cuda":
-        raise ValueError(f"device {device!r} has no clock here; {expected}")
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    index = parsed.index if parsed.index is not None else (torch.cuda.current_device() if gpus else 0)
-    if index >= gpus:
-        raise ValueError(f"device {device!r} is not there: torch sees {gpus} CUDA device(s) on this machine")
+    index = torch.cuda.current_device() if checked.index is None else checked.index
     return CudaClock(torch.device("cuda", index))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from llm_latency.hardware import last_level_cache_bytes
+from llm_latency.host import last_level_cache_bytes
 
 _LARGEST_BUFFER = 2**30
 

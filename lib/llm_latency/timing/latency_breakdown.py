@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llm_latency.timing.checks import check_count, check_milliseconds
+from llm_latency.arguments import check_count, check_milliseconds
 
 # Stages and total come from different clocks (GPU events, host); beyond this their sum cannot be a rounding matter.
 _CLOCK_SKEW_MS = 0.05

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch.profiler import ProfilerActivity, profile
 
-from llm_latency.timing.checks import check_callable
+from llm_latency.arguments import check_callable
 from llm_latency.timing.clock import CudaClock, clock_for
 
 
