@@ -1,4 +1,4 @@
-"""The text path: streaming, cached ids, batched decoding, prompt compression."""
+"""The text path: streaming, cached ids, prompt compression."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from every_millisecond.compress import Section, compress_prompt
-from llm_latency.text import StreamingDetokenizer, TokenCache, decode_batch
+from llm_latency.text import StreamingDetokenizer, TokenCache
 
 TEXTS = ["Hello, wörld 👩‍👩‍👧 你好 a  b\n\n c", "\ufffd is a character too", " leading", "", "\n", "don't . stop ,"]
 
@@ -227,6 +227,32 @@ def test_cache_is_bounded_and_its_lists_are_copies():
         cache.encode(["a"])
 
 
+def _add_token(cache: TokenCache) -> None:
+    cache.tokenizer.add_tokens(["hello"])
+
+
+def _split_apart(cache: TokenCache) -> None:
+    core = cache.tokenizer.backend_tokenizer
+    core.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split("o", "isolated"), core.pre_tokenizer])
+
+
+def _replace(cache: TokenCache) -> None:
+    cache.tokenizer = sentencepiece_like()
+
+
+@pytest.mark.parametrize("change", [_add_token, _split_apart, _replace])
+def test_a_changed_tokenizer_is_not_answered_from_memory(change):
+    """Fault (case 50): a cache keyed by the text alone hands out ids of the tokenizer as it was."""
+    cache = TokenCache(byte_level())
+    text = "<|user|>hello<|end|>hello"
+    cache.remember("<|user|>hello<|end|>")
+    before = cache.encode(text)
+    change(cache)
+    assert cache.encode(text) == cache.tokenizer.encode(text) != before
+    hits = cache.stats.hits
+    assert cache.encode(text) != before and cache.stats.hits == hits + 1  # and then remembers again
+
+
 @pytest.mark.model
 def test_real_chat_prompts_reuse_the_system_part(tokenizer):
     """Fault: right ids, but the shared system prompt is tokenised again for every question."""
@@ -238,25 +264,6 @@ def test_real_chat_prompts_reuse_the_system_part(tokenizer):
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         assert cache.encode_chat(messages) == tokenizer.encode(text, add_special_tokens=False)
     assert cache.stats.prefix_hits == 3
-
-
-# --- batched decoding ---
-
-
-@pytest.mark.parametrize("make", [sentencepiece_like, byte_level])
-def test_batch_equals_row_by_row(make):
-    """Fault: rows of different lengths, empty rows or padding come out wrong."""
-    tokenizer, rng = make(), random.Random(2)
-    rows = [[rng.randrange(len(tokenizer)) for _ in range(n)] for n in (3, 0, 7, 1)]
-    assert decode_batch(tokenizer, rows) == [tokenizer.decode(row) for row in rows]
-    assert decode_batch(tokenizer, []) == []
-    end = tokenizer.eos_token_id
-    padded = torch.tensor([[5, 0, end, end], [6, 7, 8, end]])
-    assert decode_batch(tokenizer, padded, stop_ids=[end]) == [tokenizer.decode([5, 0]), tokenizer.decode([6, 7, 8])]
-    with pytest.raises(ValueError, match="batch, n"):
-        decode_batch(tokenizer, torch.tensor([1, 2]))
-    with pytest.raises(ValueError, match="vocabulary"):
-        decode_batch(tokenizer, [[len(tokenizer)]])
 
 
 # --- compression ---

@@ -1,6 +1,5 @@
 """The text path: from characters to token ids and back, and what can be saved around the model."""
 
-from llm_latency.text.batch import decode_batch
 from llm_latency.text.streaming import StreamingDetokenizer
 from llm_latency.text.token_cache import TokenCache, TokenCacheStats
 
@@ -8,5 +7,4 @@ __all__ = [
     "StreamingDetokenizer",
     "TokenCache",
     "TokenCacheStats",
-    "decode_batch",
 ]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sized
 from typing import Protocol
 
-from llm_latency.text.ids import check_token_id
+from llm_latency.arguments import check_token_id
 
 # What a decoder writes for bytes that are not (yet) a character.
 REPLACEMENT = "\ufffd"
@@ -49,6 +50,7 @@ class StreamingDetokenizer:
         if not callable(getattr(tokenizer, "decode", None)):
             raise TypeError(f"tokenizer must have a method decode(ids), got {type(tokenizer).__name__}")
         self.tokenizer = tokenizer
+        self.vocab_size = len(tokenizer) if isinstance(tokenizer, Sized) else None
         self.skip_special_tokens = skip_special_tokens
         self.token_ids: list[int] = []
         self._pieces: list[str] = []
@@ -66,7 +68,7 @@ class StreamingDetokenizer:
         """Takes one token id and returns the text that is now certain, possibly an empty string."""
         if self._finished:
             raise RuntimeError("this stream is finished; begin a new StreamingDetokenizer for a new answer")
-        self.token_ids.append(check_token_id(token_id, self.tokenizer))
+        self.token_ids.append(check_token_id(token_id, self.vocab_size))
         # A marker that is left out does not end a run of bytes either.
         newest = self.token_ids[-1]
         self._in_byte_run = self._is_byte_token(newest) or (self._in_byte_run and not self._decode([newest]))

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from llm_latency.arguments import check_count
+
 
 @dataclass(slots=True)
 class TokenCacheStats:
@@ -28,23 +30,27 @@ class TokenCache:
     without any marker is remembered as a whole text only.
 
     Args:
-        tokenizer: a transformers tokenizer.
+        tokenizer: a transformers tokenizer. Everything is forgotten when it changes: tokens added to it, another
+            pre-tokenizer, or another tokenizer put in its place.
         max_entries: whole texts kept; the one not used for longest goes first. Prefixes given to `remember` stay.
 
     Raises:
-        ValueError: max_entries below 1. TypeError: a text that is not a string.
+        ValueError: max_entries below 1. TypeError: max_entries that is no integer, a text that is not a string.
     """
 
     def __init__(self, tokenizer: Any, *, max_entries: int = 1024):
-        if max_entries < 1:
-            raise ValueError(f"max_entries must be at least 1, got {max_entries}")
         self.tokenizer = tokenizer
-        self.max_entries = max_entries
+        self.max_entries = check_count("max_entries", max_entries)
         self.stats = TokenCacheStats()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Begin anew with the tokenizer as it now is."""
+        self._state = _state(self.tokenizer)
         self._texts: OrderedDict[tuple[str, bool], tuple[int, ...]] = OrderedDict()
         self._prefixes: dict[str, tuple[int, ...]] = {}
-        self._front, self._behind = _frame(tokenizer)
-        markers = _safe_markers(tokenizer)
+        self._front, self._behind = _frame(self.tokenizer)
+        markers = _safe_markers(self.tokenizer)
         self._marker_pattern = re.compile("|".join(map(re.escape, markers))) if markers else None
 
     def remember(self, text: str) -> int:
@@ -69,6 +75,8 @@ class TokenCache:
         """
         if not isinstance(text, str):
             raise TypeError(f"text must be a string, got {type(text).__name__}")
+        if self._state != _state(self.tokenizer):
+            self._forget()
         key = (text, add_special_tokens)
         if key in self._texts:
             self.stats.hits += 1
@@ -110,6 +118,14 @@ class TokenCache:
 
     def _tokenise(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+
+def _state(tokenizer: Any) -> tuple:
+    """What decides a text's ids and may change while a tokenizer lives: equal for the same tokenizer, unchanged."""
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    steps = [getattr(backend, name, None) for name in ("normalizer", "pre_tokenizer", "post_processor")]
+    return tokenizer, len(tokenizer), tuple(added), tuple(step and step.__getstate__() for step in steps)
 
 
 def _safe_markers(tokenizer: Any) -> list[str]:
