@@ -10,7 +10,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from every_millisecond.notebook.module_breakdown import PARTS, module_breakdown
 from every_millisecond.notebook.module_hooks import find_parts, part_hooks
 from llm_latency.benchmark import BenchmarkResult, InferenceBenchmark
-from llm_latency.generation import TransformersStepper
+from llm_latency.generation import Stepper, TransformersStepper
 from llm_latency.timing import LatencyBreakdown, LatencyTimer
 
 
@@ -24,7 +24,7 @@ class LetterTokenizer:
         return "".join(chr(97 + i % 26) for i in ids)
 
 
-class CountingStepper:
+class CountingStepper(Stepper):
     """A stepper that always says token 5, and remembers what it was asked."""
 
     device = torch.device("cpu")
@@ -45,6 +45,9 @@ class CountingStepper:
 
     def step(self, token_ids: torch.Tensor) -> torch.Tensor:
         return self._logits(1, token_ids.shape[1])
+
+    def crop_to(self, length: int) -> None:
+        """Nothing is stored."""
 
 
 def breakdown(**changes) -> LatencyBreakdown:

@@ -9,8 +9,14 @@ import torch
 from transformers import StaticCache
 
 from every_millisecond.request import standard_prompt
+from llm_latency.benchmark import respond
 from llm_latency.compat import with_cache
-from llm_latency.generation import RecomputeStepper, TransformersStepper, generate, respond
+from llm_latency.generation import (
+    RecomputeStepper,
+    Stepper,
+    TransformersStepper,
+    generate,
+)
 from llm_latency.text.prompt import chat_text, encode_prompt
 from llm_latency.timing import LatencyTimer
 
@@ -57,7 +63,7 @@ def test_stops_at_end_of_text_and_at_max_new_tokens(tiny_llama):
     assert generate(stepper, ids, 1).sequences.shape == (1, 10)
 
 
-class ZeroStepper:
+class ZeroStepper(Stepper):
     """Always prefers token 0."""
 
     device, vocab_size, max_positions = torch.device("cpu"), 7, 100
@@ -67,6 +73,9 @@ class ZeroStepper:
 
     def step(self, token_ids):
         return torch.tensor([[[9.0, 0, 0, 0, 0, 0, 0]]])
+
+    def crop_to(self, length):
+        """Nothing is stored."""
 
 
 def test_token_zero_is_a_token_like_any_other():

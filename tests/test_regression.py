@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from every_millisecond import cli
 from llm_latency.compat import with_cache
-from llm_latency.generation import TransformersStepper, generate
+from llm_latency.generation import Stepper, TransformersStepper, generate
 from llm_latency.quality import Thresholds, regression_test, standard_cases
 from llm_latency.quality.regression import _failures
 from llm_latency.quality.regression_report import CaseResult, RegressionReport
@@ -103,7 +103,7 @@ def test_a_shifted_cache_fails(tiny_llama, cases):
 P, Q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.5, 0.3])
 
 
-class Table:
+class Table(Stepper):
     """A stepper that gives every position the same distribution."""
 
     device, max_positions = torch.device("cpu"), 64
@@ -116,6 +116,9 @@ class Table:
 
     def step(self, token_ids):
         return self.logits.expand(1, token_ids.shape[1], -1)
+
+    def crop_to(self, length):
+        """Nothing is stored."""
 
 
 class Speculating(Table):
@@ -212,7 +215,7 @@ def test_nan_vocabularies_and_empty_cases_are_clear_errors():
         regression_test(Table(P), Table(P), {"far": torch.tensor([[3]])})
     with pytest.raises(TypeError, match="case 'text' is str"):
         regression_test(Table(P), Table(P), {"text": "hello"})
-    with pytest.raises(TypeError, match="int has no prefill"):
+    with pytest.raises(TypeError, match="model is a int"):
         regression_test(Table(P), 3, cases)
 
 

@@ -43,7 +43,7 @@ def test_top_k_keeps_ties_and_top_p_keeps_the_best_token():
     [
         ({"temperature": -1.0}, "temperature=-1.0"),
         ({"temperature": math.nan}, "temperature=nan"),
-        ({"temperature": 1e-9}, "would overflow"),
+        ({"temperature": 1e-9}, "temperature=1e-09; expected 0 .greedy. or at least 1e-06"),
         ({"top_k": 0}, "top_k=0"),
         ({"top_k": 9}, "top_k=9"),
         ({"top_p": 0.0}, "top_p=0.0"),

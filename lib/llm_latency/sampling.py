@@ -6,25 +6,25 @@ Speculative decoding must change draft and target logits by the very same rule, 
 from __future__ import annotations
 
 import math
-import numbers
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from llm_latency.arguments import check_count, check_number
+
+SMALLEST_TEMPERATURE = 1e-6  # there, logits 2e-5 apart are as good as greedy; to go lower, say 0
+NAN = "hold NaN; expected numbers (was the model loaded in a dtype it overflows in?)"
+
 
 def check_sampling(temperature: float, top_k: int | None, top_p: float | None, vocab_size: int) -> None:
     """Raise TypeError or ValueError that names the value for any sampling option out of range."""
-    for name, value in (("temperature", temperature), ("top_k", top_k), ("top_p", top_p)):
-        optional = value is None and name != "temperature"
-        if not optional and (isinstance(value, bool) or not isinstance(value, numbers.Real)):
-            raise TypeError(f"{name}={value!r}; expected a number")
-    if not math.isfinite(temperature) or temperature < 0:
-        raise ValueError(f"temperature={temperature}; expected 0 (greedy) or a positive number")
-    if 0 < temperature < 1e-3:
-        raise ValueError(f"temperature={temperature} would overflow the logits; expected 0 (greedy) or at least 0.001")
-    if top_k is not None and not (isinstance(top_k, int) and 1 <= top_k <= vocab_size):
-        raise ValueError(f"top_k={top_k}; expected None or an integer from 1 to the vocabulary's {vocab_size}")
-    if top_p is not None and not 0 < top_p <= 1:
+    check_number("temperature", temperature, 0)
+    if 0 < temperature < SMALLEST_TEMPERATURE:
+        raise ValueError(f"temperature={temperature}; expected 0 (greedy) or at least {SMALLEST_TEMPERATURE:g}")
+    if top_k is not None:
+        check_count("top_k", top_k, 1, vocab_size)
+    if top_p is not None and check_number("top_p", top_p, 0, 1) == 0:
         raise ValueError(f"top_p={top_p}; expected None or a number above 0 and at most 1")
 
 
@@ -34,8 +34,13 @@ def check_end(eos_token_id: int | None, vocab_size: int) -> None:
         return
     if isinstance(eos_token_id, bool) or not isinstance(eos_token_id, int):
         raise TypeError(f"eos_token_id={eos_token_id!r}; expected None or one int")
-    if not 0 <= eos_token_id < vocab_size:
-        raise ValueError(f"eos_token_id={eos_token_id}; expected 0 to {vocab_size - 1}")
+    check_count("eos_token_id", eos_token_id, 0, vocab_size - 1)
+
+
+def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest logit of each row and its id, [k] and int64 [k], of logits [k, n]: NaN wins, so it cannot hide."""
+    # In BF16 the argmax over a vocabulary takes several times as long as the copy to FP32 and its argmax.
+    return logits.float().max(dim=-1)
 
 
 def probabilities(
@@ -43,22 +48,23 @@ def probabilities(
 ) -> Tensor:
     """The distribution that a token is drawn from, FP32, same shape as `logits` [..., vocab].
 
-    Temperature 0 gives all mass to the largest logit (the first of equals). top_k keeps the k largest; top_p then
-    keeps the smallest set of tokens whose mass reaches p (Holtzman et al. 2019, arXiv 1904.09751).
+    Temperature 0 gives all mass to the largest logit, the first of equals. top_k keeps the k largest, and with the k-th
+    every logit that equals it: ties leave more than k. top_p then keeps the smallest set of tokens whose mass reaches p
+    (Holtzman et al. 2019, arXiv 1904.09751), of equally likely ones those of lower id.
 
     Raises ValueError if a logit is NaN, the largest one is infinite, or an option is out of range.
     """
     check_sampling(temperature, top_k, top_p, logits.shape[-1])
     logits = logits.float()
-    # NaN is larger than anything to amax; softmax turns a row whose largest is infinite, of either sign, into NaN.
-    if not torch.isfinite(logits.amax(dim=-1)).all():
+    largest = logits.amax(dim=-1, keepdim=True)  # NaN is larger than anything to amax
+    if not torch.isfinite(largest).all():  # softmax turns a row whose largest is infinite, of either sign, into NaN
         raise ValueError(
             "the logits hold NaN or infinity; expected numbers (was the model loaded in a dtype it overflows in?)"
         )
     if temperature == 0:
         best = logits.argmax(dim=-1, keepdim=True)
         return torch.zeros_like(logits).scatter_(-1, best, 1.0)
-    logits = logits / temperature
+    logits = (logits - largest) / temperature  # none above 0: however small the temperature, softmax cannot overflow
     if top_k is not None and top_k < logits.shape[-1]:
         kth = logits.topk(top_k, dim=-1).values[..., -1:]
         logits = logits.masked_fill(logits < kth, -math.inf)
@@ -82,3 +88,48 @@ def sample(probs: Tensor, generator: torch.Generator | None = None) -> Tensor:
     uniform = torch.rand((*probs.shape[:-1], 1), generator=generator, dtype=torch.float64, device=probs.device)
     index = torch.searchsorted(cdf, uniform * cdf[..., -1:], right=True)
     return index.clamp_(max=probs.shape[-1] - 1).squeeze(-1)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRule:
+    """How one request's tokens are chosen, from logits over a vocabulary of `vocab_size` ids.
+
+    Speculation puts draft and target through the same rule, and what it returns for the draft is the distribution that
+    its token was drawn from: an acceptance rule that compared with the unfiltered softmax would change the output.
+    Raises TypeError or ValueError for options out of range.
+    """
+
+    vocab_size: int
+    temperature: float = 0.0  # 0: greedy
+    top_k: int | None = None
+    top_p: float | None = None
+    generator: torch.Generator | None = None  # draws the numbers; None: torch's own
+
+    def __post_init__(self) -> None:
+        check_sampling(self.temperature, self.top_k, self.top_p, self.vocab_size)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    def choose(self, logits: Tensor) -> int:
+        """The next token's id, of logits [1, n]. Reading it waits for the device: no loop can go on without it."""
+        if not self.greedy:
+            return int(self.sample(self.probabilities(logits)))
+        largest, token = torch.cat([x.double() for x in greedy(logits)]).tolist()  # both at once: each would wait
+        if math.isnan(largest):
+            raise ValueError(f"the logits {NAN}")
+        return int(token)
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """The distribution that a token is drawn from, FP32 [..., n], for logits [..., n], n at most the vocabulary."""
+        top_k = self.top_k if self.top_k is None else min(self.top_k, logits.shape[-1])
+        return probabilities(logits, self.temperature, top_k, self.top_p)
+
+    def sample(self, probs: Tensor) -> Tensor:
+        """One id per row: probs [..., n] to int64 [...]."""
+        return sample(probs, self.generator)
+
+    def uniforms(self, count: int, device: torch.device) -> Tensor:
+        """Numbers from [0, 1), FP64 [count]."""
+        return torch.rand(count, generator=self.generator, dtype=torch.float64, device=device)

@@ -23,7 +23,7 @@ def perplexity(
 ) -> float:
     """exp of the mean negative log-likelihood of each token after the first, given all tokens before it.
 
-    model: a transformers model, or anything with `score(input_ids) -> logits [1, n, vocab]`.
+    model: a transformers model, or a stepper.
     input_ids: int64 [1, n] or [n], n at least 2. Each of the n - 1 tokens is scored exactly once.
     cache: a fresh cache for the model to decode through, `chunk_size` tokens at a time, and at least eight chunks: the
         first update of most quantised caches hands back its exact input, so a text read in one pass shows no loss at
@@ -39,7 +39,7 @@ def perplexity(
     check_fits(model, input_ids, input_ids.shape[1])
     _check_chunk(chunk_size)
     n = input_ids.shape[1]
-    if hasattr(model, "score"):
+    if isinstance(model, Stepper):
         if cache is not None:
             raise ValueError("cache was given along with a stepper, which decodes through a cache of its own")
         pieces = [(0, model.score(input_ids.to(model.device)))]
@@ -145,7 +145,7 @@ def check_ids(input_ids: Tensor) -> Tensor:
 
 def check_fits(model: PreTrainedModel | Stepper, input_ids: Tensor, length: int) -> None:
     """Raise ValueError for ids outside the vocabulary, or more tokens in one piece than the model has positions."""
-    if hasattr(model, "score"):
+    if isinstance(model, Stepper):
         vocab_size, positions = model.vocab_size, model.max_positions
     else:
         vocab_size, positions = model.config.vocab_size, model.config.max_position_embeddings

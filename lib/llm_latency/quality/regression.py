@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from llm_latency.arguments import check_count
-from llm_latency.generation import Stepper, TransformersStepper, generate
+from llm_latency.generation import Stepper, as_stepper
 from llm_latency.quality.perplexity import negative_log_likelihoods
 from llm_latency.quality.regression_report import OPTIMISED, ORIGINAL, CaseResult, RegressionReport, Thresholds
 from llm_latency.quality.two_samples import sampling_p
@@ -42,11 +42,8 @@ class _Side:
         return logits
 
     def generate(self, input_ids: Tensor, new_tokens: int, **sampling) -> list[int]:
-        """New ids by its own loop if it has one (a speculative decoder), else by the plain one."""
-        if hasattr(self.stepper, "generate"):
-            sequences = self.stepper.generate(input_ids, new_tokens, **sampling).sequences
-        else:
-            sequences = generate(self.stepper, input_ids, new_tokens, **sampling).sequences
+        """New ids."""
+        sequences = self.stepper.generate(input_ids, new_tokens, **sampling).sequences
         return sequences[0, input_ids.shape[1] :].tolist()
 
 
@@ -64,8 +61,7 @@ def regression_test(
 ) -> RegressionReport:
     """Compare an optimised model with its original: quality, greedy text and time, case by case, and judge.
 
-    original, optimized: transformers models or steppers; one with a `generate` of its own, as a speculative decoder
-    has, is asked to use it.
+    original, optimized: transformers models or steppers.
     cases: prompts by name, int64 [1, n] or [n]; `standard_cases` has the usual ones and the edges.
     exact: the optimisation promises the original's greedy text and distributions (in FP32: KV caches, kernels,
     speculation); a text that leaves it where the original's two best logits are within `near_tie` is let pass.
@@ -82,7 +78,7 @@ def regression_test(
     thresholds = thresholds or Thresholds()
     for name, value, least in (("rounds", rounds, 0), ("samples", samples, 0), ("new_tokens", new_tokens, 2)):
         check_count(name, value, least=least)
-    before, after = _Side(ORIGINAL, _stepper(original)), _Side(OPTIMISED, _stepper(optimized))
+    before, after = _Side(ORIGINAL, as_stepper(original)), _Side(OPTIMISED, as_stepper(optimized))
     if before.stepper.vocab_size != after.stepper.vocab_size:
         raise ValueError(
             f"the vocabularies differ: {before.stepper.vocab_size} and {after.stepper.vocab_size}; expected one model "
@@ -100,17 +96,6 @@ def regression_test(
         p_value = sampling_p(*draws, samples)
     report = RegressionReport(tuple(results), thresholds, exact, p_value, ())
     return RegressionReport(report.cases, thresholds, exact, p_value, tuple(_failures(report)))
-
-
-def _stepper(model: PreTrainedModel | Stepper) -> Stepper:
-    if isinstance(model, PreTrainedModel):
-        return TransformersStepper(model)
-    missing = [name for name in ("prefill", "step", "vocab_size", "device") if not hasattr(model, name)]
-    if missing:
-        raise TypeError(
-            f"{type(model).__name__} has no {', '.join(missing)}; expected a transformers model or a stepper"
-        )
-    return model
 
 
 def _checked(cases: Mapping[str, Tensor], vocab_size: int) -> dict[str, Tensor]:
