@@ -16,8 +16,9 @@ from every_millisecond.ladder.record import STAGES, RungRecord
 from every_millisecond.ladder.rungs import BASELINE, Rung, rung
 from every_millisecond.request import NEW_TOKENS, PROMPT_TOKENS, standard_prompt
 from llm_latency import files, models, quality, roofline
-from llm_latency.compiled import StaticStepper
-from llm_latency.generation import Response, Stepper, respond
+from llm_latency.benchmark import Response, respond
+from llm_latency.generation import CompiledStepper, StaticStepper, Stepper
+from llm_latency.speculative import SpeculativeDecoder
 from llm_latency.text.prompt import encode_prompt
 from llm_latency.timing import measure
 
@@ -121,7 +122,7 @@ def _prefill_seconds(stepper: Stepper) -> float:
 
 def _kept_tokens(stepper: Stepper) -> int:
     """How many tokens of the prompt a fast decoder, or the target of a speculative one, has kept from before."""
-    return getattr(getattr(stepper, "target", stepper), "prefix_tokens", 0)
+    return stepper.prefix_tokens
 
 
 def _answer_seconds(response: Response, new_tokens: int) -> float:
@@ -147,7 +148,7 @@ def _add_quality(record: RungRecord, stepper: Stepper, tokenizer, folder: Path) 
 
 def _add_speculation(record: RungRecord, stepper: Stepper, tokenizer, prompt: str, new_tokens: int) -> None:
     """What a speculative decoder says of itself, from one more answer."""
-    if not hasattr(stepper, "generate"):
+    if not isinstance(stepper, SpeculativeDecoder):
         return
     output = stepper.generate(torch.tensor([encode_prompt(tokenizer, prompt)]), new_tokens)
     record.tokens_per_pass, record.acceptance = output.tokens_per_cycle, output.alpha
@@ -162,7 +163,7 @@ def _launch_ms(entry: Rung, stepper: Stepper, twin: Path) -> float | None:
     None where a twin tells nothing or cannot be made: compiled code would be compiled again, a speculative decoder has
     two models, a kernel may not take matrices so small, and a calibrated format wants text, which a twin cannot read.
     """
-    if hasattr(stepper, "generate") or hasattr(stepper, "compiled"):
+    if isinstance(stepper, SpeculativeDecoder | CompiledStepper):
         return None
     if entry.name == BASELINE and not twin.exists():
         _save_twin(stepper.model, twin)

@@ -12,7 +12,6 @@ import torch
 from every_millisecond.ladder import speculation
 from llm_latency import models
 from llm_latency.engine import FastDecoder
-from llm_latency.generation import generate
 from llm_latency.timing import LatencyTimer
 
 
@@ -96,10 +95,7 @@ def _stepper(stepper) -> Answerer:
     def answer(prompt: list[int], new_tokens: int) -> Answer:
         timer = LatencyTimer(stepper.device)
         ids = torch.tensor([prompt])
-        if hasattr(stepper, "generate"):  # a speculative decoder
-            out = stepper.generate(ids, new_tokens, timer=timer)
-        else:
-            out = generate(stepper, ids, new_tokens, timer=timer)
+        out = stepper.generate(ids, new_tokens, timer=timer)
         prefill, decode = timer.get_elapsed_ms("prefill"), timer.get_elapsed_ms("decode")
         return Answer(prefill, decode, out.sequences[0, len(prompt) :].tolist())
 
