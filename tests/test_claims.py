@@ -13,8 +13,16 @@ import torch
 from typer.testing import CliRunner
 
 from every_millisecond import claims, cli
-from every_millisecond.claims import CONDITION, HOLDS, IMPOSSIBLE, NOT_MEASURED, measuring, speculation_claims
-from every_millisecond.claims.check import ffn_compute_bound, least_number
+from every_millisecond.claims import check, measuring, speculation_claims
+from every_millisecond.claims.check import (
+    CONDITION,
+    HOLDS,
+    IMPOSSIBLE,
+    NOT_MEASURED,
+    claim,
+    ffn_compute_bound,
+    least_number,
+)
 from every_millisecond.claims.serving_claims import simulated_flattery
 from llm_latency import hardware
 from llm_latency.roofline import Peak, gpu_peak
@@ -29,10 +37,16 @@ def test_no_claim_is_missing():
     assert [row.id for row in claims.ledger()] == IDS
 
 
+def test_a_claim_is_named_once():
+    """A second check of the same id would replace the first in silence."""
+    with pytest.raises(ValueError, match="claim A3 is checked twice"):
+        claim("A3", "the same once more")(lambda here: None)
+
+
 def test_every_check_is_complete_and_carries_its_own_id():
     """A claim under another's id, or without a verdict or arithmetic."""
-    for name, check in claims.CHECKS.items():
-        result = check()
+    for name, judge in claims.CHECKS.items():
+        result = judge()
         assert result.id == name
         assert result.verdict in claims.VERDICTS
         assert result.claim and result.allowed and len(result.arithmetic) >= 2
@@ -133,21 +147,21 @@ def test_every_verdict_is_perturbed_somewhere():
     """A claim added without a test that its verdict moves; A1 and B17 say why nothing here can measure them."""
     assert set(FLIPS) | BY_ARITHMETIC | {"A1", "B17"} == set(IDS)
     for name in ("A1", "B17"):
-        check = claims.CHECKS[name]
-        assert check().verdict == NOT_MEASURED and check.figures == ()
-        assert any(line.startswith("why: ") for line in check().arithmetic)
+        judge = claims.CHECKS[name]
+        assert judge().verdict == NOT_MEASURED and judge.figures == ()
+        assert any(line.startswith("why: ") for line in judge().arithmetic)
 
 
 def test_the_total_follows_from_published_rates(monkeypatch):
     """A2: at eight times the best published rate 256 tokens would fit, and the claim would hold."""
     from every_millisecond.claims import published
 
-    assert claims.check_A2().verdict == CONDITION
+    assert claims.CHECKS["A2"]().verdict == CONDITION
     faster = dataclasses.replace(published.PUBLISHED["best"], value=2000)
     monkeypatch.setitem(published.PUBLISHED, "best", faster)
-    assert claims.check_A2().verdict == HOLDS
+    assert claims.CHECKS["A2"]().verdict == HOLDS
     monkeypatch.setitem(published.PUBLISHED, "best", dataclasses.replace(faster, value=1))
-    assert claims.check_A2().verdict == IMPOSSIBLE
+    assert claims.CHECKS["A2"]().verdict == IMPOSSIBLE
 
 
 @pytest.mark.parametrize(("name", "field", "factor"), [("A8", "bandwidth_gbps", 1000), ("B6", "bf16_tflops", 5)])
@@ -168,16 +182,16 @@ def test_the_acceptance_rule_is_summed_up_and_a_wrong_one_is_seen(monkeypatch):
     assert speculation_claims.output_distance(p, q) <= 1 / 400
     monkeypatch.setattr(speculation_claims, "verify", lambda tokens, *_: (1, p))
     assert speculation_claims.output_distance(p, q) == pytest.approx(0.3)  # total variation of p and q
-    assert claims.check_A16().verdict == HOLDS
+    assert claims.CHECKS["A16"]().verdict == HOLDS
 
 
 def test_figures_that_a_check_does_not_know_are_refused():
     """A misspelt figure would be ignored, and the verdict would rest on something else."""
     with pytest.raises(KeyError, match="A4 knows no figure 'powers'; expected power, longest"):
-        claims.check_A4({"powers": 2.0})
+        claims.CHECKS["A4"]({"powers": 2.0})
     for bad in (float("nan"), float("inf"), True, "2"):
         with pytest.raises(ValueError, match="A4: power="):
-            claims.check_A4({"power": bad})
+            claims.CHECKS["A4"]({"power": bad})
 
 
 @pytest.fixture
@@ -319,21 +333,21 @@ def test_a_part_below_its_roof_is_impossible(monkeypatch):
         for key, peak in hardware.DATASHEET.items()
     }
     monkeypatch.setattr(hardware, "DATASHEET", slow)
-    assert claims.check_B2().verdict == IMPOSSIBLE
+    assert claims.CHECKS["B2"]().verdict == IMPOSSIBLE
 
 
 def test_the_shared_arithmetic_by_hand():
     """A factor of a thousand between ms and s."""
-    assert claims.passes_that_fit(80, 6.6) == pytest.approx(12.12, abs=0.01)
-    assert claims.implied_bandwidth(13.48e9, 6.2) == pytest.approx(2.174e12, rel=1e-3)
-    assert claims.implied_flop_rate(3.5e12, 850) / 312e12 == pytest.approx(0.0132, abs=1e-4)
+    assert check.passes_that_fit(80, 6.6) == pytest.approx(12.12, abs=0.01)
+    assert check.implied_bandwidth(13.48e9, 6.2) == pytest.approx(2.174e12, rel=1e-3)
+    assert check.implied_flop_rate(3.5e12, 850) / 312e12 == pytest.approx(0.0132, abs=1e-4)
     # 4 n^2 heads head_dim layers over that plus 2 n times the matrices' parameters, and one head
     linear = 2 * 256 * 32 * (4 * 4096**2 + 3 * 4096 * 11008) + 2 * 32000 * 4096
     square = 4 * 256**2 * 4096 * 32
     assert claims.quadratic_share("llama-2-7b", 256) == pytest.approx(square / (square + linear), rel=1e-12)
     for bad in (0, -1, float("nan")):
         with pytest.raises(ValueError, match="pass_ms"):
-            claims.passes_that_fit(80, bad)
+            check.passes_that_fit(80, bad)
 
 
 def test_thresholds_are_the_least_number():
@@ -384,10 +398,10 @@ def test_the_simulated_clock_flatters_as_claimed():
 def test_measurements_name_only_figures_that_the_checks_know():
     """A misspelt name would show only at the end of two minutes of measuring."""
     source = inspect.getsource(measuring)
-    for claim, known in ((name, check.figures) for name, check in claims.CHECKS.items()):
-        for block in re.findall(rf'"{claim}": \{{(.*?)\}}[,\n}}]', source, re.DOTALL):
+    for name, known in ((name, judge.figures) for name, judge in claims.CHECKS.items()):
+        for block in re.findall(rf'"{name}": \{{(.*?)\}}[,\n}}]', source, re.DOTALL):
             for figure in re.findall(r'"([a-z_0-9]+)":', block):
-                assert figure in known, f"{claim}: {figure}"
+                assert figure in known, f"{name}: {figure}"
 
 
 @pytest.mark.parametrize("name", list(measuring.MEASUREMENTS))
@@ -395,5 +409,5 @@ def test_every_measurement_runs_and_its_figures_are_known(name, tiny_directory):
     """On a small model, whose figures mean nothing: what breaks after two minutes on the real one must break here."""
     found = measuring.measure_claims([name], profile=tiny_directory)
     assert found.values
-    for claim, figures in found.values.items():
-        assert claims.CHECKS[claim](figures).measured
+    for id, figures in found.values.items():
+        assert claims.CHECKS[id](figures).measured

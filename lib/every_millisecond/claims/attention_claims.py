@@ -13,10 +13,10 @@ from every_millisecond.claims.check import (
     NOT_MEASURED,
     ClaimCheck,
     Figures,
+    claim,
     from_parts,
     least_number,
     part_lines,
-    takes,
     within,
 )
 from every_millisecond.claims.published import PUBLISHED
@@ -46,9 +46,15 @@ def _by_length(here: Figures, prefix: str) -> dict[int, float]:
     return dict(sorted(found.items()))
 
 
-@takes("memory_less", "max_error", "gain_256", "gain_1024")
-def check_A5(here: Figures) -> ClaimCheck:
-    """FlashAttention: O(n) memory, exact, 2-3x faster prefill."""
+@claim(
+    "A5",
+    "FlashAttention: memory n instead of n^2, exact, 2-3x faster prefill; the first optimisation to do",
+    "memory_less",
+    "max_error",
+    "gain_256",
+    "gain_1024",
+)
+def flash_attention(here: Figures) -> ClaimCheck:
     doubles = least_number(lambda n: fused_gain(n) >= 2, limit=1 << 16)
     scores = {n: roofline.SHAPES[MODEL].heads * n**2 * SCORE_BYTES for n in (256, 8192)}
     gains = _by_length(here, "gain_")
@@ -64,8 +70,6 @@ def check_A5(here: Figures) -> ClaimCheck:
     else:
         verdict = from_parts(parts) if gains else CONDITION if doubles > 256 else HOLDS
     return ClaimCheck(
-        "A5",
-        "FlashAttention: memory n instead of n^2, exact, 2-3x faster prefill; the first optimisation to do",
         f"twice the prefill from {doubles:,} tokens on (7B on an A100), memory at every length",
         verdict,
         (
@@ -78,9 +82,15 @@ def check_A5(here: Figures) -> ClaimCheck:
     )
 
 
-@takes("whole_128", "whole_256", "whole_1024", "alone_256")
-def check_A11(here: Figures) -> ClaimCheck:
-    """FlashAttention pays above 512 tokens, is invisible at 128, about 2x at 200-400."""
+@claim(
+    "A11",
+    "FlashAttention pays above 512 tokens, is invisible at 128, about 2x at 200-400",
+    "whole_128",
+    "whole_256",
+    "whole_1024",
+    "alone_256",
+)
+def flash_attention_by_length(here: Figures) -> ClaimCheck:
     parts = {}
     if "whole_1024" in here:
         parts["pays above 512 tokens (1,024: over 5%)"] = here["whole_1024"] > 1.05
@@ -99,8 +109,6 @@ def check_A11(here: Figures) -> ClaimCheck:
     words = {"whole_128": "prefill, 128", "whole_256": "prefill, 256", "whole_1024": "prefill, 1,024",
              "alone_256": "attention alone, 256"}  # fmt: skip
     return ClaimCheck(
-        "A11",
-        "FlashAttention pays above 512 tokens, is invisible at 128, about 2x at 200-400",
         f"about 2x of attention alone; of the whole prefill at most {fused_gain(400):.2f}x at 400 tokens (7B, A100)",
         verdict,
         (*part_lines(possible), f"attention alone at 256 tokens: up to {fused_gain(256, alone=True):.1f}x"),
@@ -108,9 +116,8 @@ def check_A11(here: Figures) -> ClaimCheck:
     )
 
 
-@takes("attention_share", "tokens")
-def check_B3(here: Figures) -> ClaimCheck:
-    """Attention is about 60% of a block's prefill time, FFN about 40%."""
+@claim("B3", "attention about 60%, FFN about 40% of a block's prefill time (512 tokens)", "attention_share", "tokens")
+def attention_is_60_percent(here: Figures) -> ClaimCheck:
 
     def share(n: int) -> float:
         work = roofline.prefill_work(MODEL, n)
@@ -120,8 +127,6 @@ def check_B3(here: Figures) -> ClaimCheck:
     least = least_number(lambda n: share(n) >= 0.55)
     found = here.get("attention_share", share(512))
     return ClaimCheck(
-        "B3",
-        "attention about 60%, FFN about 40% of a block's prefill time (512 tokens)",
         f"from {least:,} tokens on, by FLOPs (7B)",
         HOLDS if found >= 0.55 else CONDITION,
         (
@@ -135,9 +140,8 @@ def check_B3(here: Figures) -> ClaimCheck:
 SAVED = tuple(f"saved_{n}" for n in (64, 128, 256, 512, 1024, 2048))
 
 
-@takes(*SAVED)
-def check_B10(here: Figures) -> ClaimCheck:
-    """SDPA instead of hand-written attention: 20-40% of the attention time."""
+@claim("B10", "SDPA instead of hand-written attention saves 20-40% of the attention time", *SAVED)
+def sdpa_saves(here: Figures) -> ClaimCheck:
     saved = _by_length(here, "saved_")
     inside = [n for n, share in saved.items() if within(share, 0.2, 0.4)]
     crossed = [f"between {a} and {b}" for a, b in pairwise(saved) if saved[a] < 0.2 and saved[b] > 0.4]
@@ -149,8 +153,6 @@ def check_B10(here: Figures) -> ClaimCheck:
         verdict = CONDITION if inside or crossed or max(saved.values()) > 0.4 else IMPOSSIBLE
     where = [str(n) for n in inside] + crossed
     return ClaimCheck(
-        "B10",
-        "SDPA instead of hand-written attention saves 20-40% of the attention time",
         "more with every token: the traffic that it saves grows with the square",
         verdict,
         tuple(
@@ -163,16 +165,13 @@ def check_B10(here: Figures) -> ClaimCheck:
     )
 
 
-@takes("prefill_gain", "decode_gain")
-def check_B13(here: Figures) -> ClaimCheck:
-    """FlashAttention-2 and FlashDecoding: attention 2-4x."""
+@claim("B13", "FlashAttention-2 and FlashDecoding make attention 2-4x faster", "prefill_gain", "decode_gain")
+def flash_attention_2(here: Figures) -> ClaimCheck:
     parts = {
         f"{name.removesuffix('_gain')} at least 2 times faster than the reference": value >= 2
         for name, value in here.items()
     }
     return ClaimCheck(
-        "B13",
-        "FlashAttention-2 and FlashDecoding make attention 2-4x faster",
         f"up to {fused_gain(2048, alone=True):.0f}x over scores in memory at 2,048 tokens (7B, A100)",
         from_parts(parts),
         (str(PUBLISHED["flash2"]), str(PUBLISHED["flash3"]), "needs a GPU: `make gpu` measures it there"),

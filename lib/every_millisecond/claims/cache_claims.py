@@ -10,10 +10,10 @@ from every_millisecond.claims.check import (
     MODEL,
     ClaimCheck,
     Figures,
+    claim,
     from_parts,
     least_number,
     part_lines,
-    takes,
     within,
 )
 from every_millisecond.claims.published import PUBLISHED
@@ -38,9 +38,14 @@ def _step_gain(context: int) -> float:
     return ms[0] / ms[1]
 
 
-@takes("bytes_ratio", "step_ratio_256", "step_ratio_4096")
-def check_A6(here: Figures) -> ClaimCheck:
-    """An INT8 KV cache halves the memory and makes computing faster."""
+@claim(
+    "A6",
+    "an INT8 KV cache halves the memory and makes computing faster",
+    "bytes_ratio",
+    "step_ratio_256",
+    "step_ratio_4096",
+)
+def int8_cache_halves(here: Figures) -> ClaimCheck:
     ratio, tenth = here.get("bytes_ratio", _bytes_ratio()), least_number(lambda n: _step_gain(n) >= 1.1)
     parts = {f"half the memory (at most {HALF} of it)": ratio <= HALF}
     for n in (256, 4096):
@@ -51,8 +56,6 @@ def check_A6(here: Figures) -> ClaimCheck:
     else:
         verdict = from_parts(parts) if len(parts) > 1 else CONDITION if tenth > 1 else HOLDS
     return ClaimCheck(
-        "A6",
-        "an INT8 KV cache halves the memory and makes computing faster",
         f"a tenth of a step from {tenth:,} tokens on (7B on an A100): where reading the cache matters",
         verdict,
         (
@@ -66,9 +69,8 @@ def check_A6(here: Figures) -> ClaimCheck:
     )
 
 
-@takes("bytes_ratio", "loss")
-def check_A12(here: Figures) -> ClaimCheck:
-    """INT8 KV: 50% of the memory, 1-2% loss."""
+@claim("A12", "INT8 KV cache: 50% of the memory, 1-2% loss", "bytes_ratio", "loss")
+def int8_cache_loss(here: Figures) -> ClaimCheck:
     ratio, published = here.get("bytes_ratio", _bytes_ratio()), PUBLISHED["cache-loss"]
     loss = here.get("loss", published.value / 100)
     parts = {f"half the memory (at most {HALF})": ratio <= HALF, "a loss of 1-2%": within(loss, 0.01, 0.02)}
@@ -78,8 +80,6 @@ def check_A12(here: Figures) -> ClaimCheck:
     if "loss" in here:
         measured.append(f"perplexity {loss:+.2%}, decoded through the cache")
     return ClaimCheck(
-        "A12",
-        "INT8 KV cache: 50% of the memory, 1-2% loss",
         "half and the scales; the loss is a matter of model and scales, and may be far smaller",
         from_parts(parts) if ratio <= HALF else IMPOSSIBLE,
         (f"bytes: {_bytes_ratio():.3f} of BF16", str(published)),
@@ -87,9 +87,8 @@ def check_A12(here: Figures) -> ClaimCheck:
     )
 
 
-@takes("growth_without", "growth_with")
-def check_B7(here: Figures) -> ClaimCheck:
-    """A decode step passes over the whole sequence."""
+@claim("B7", "a decode step passes over the whole sequence", "growth_without", "growth_with")
+def a_step_reads_the_whole_sequence(here: Figures) -> ClaimCheck:
 
     def flops(n: int, cached: bool) -> int:
         new, context = (1, n - 1) if cached else (n, 0)
@@ -102,8 +101,6 @@ def check_B7(here: Figures) -> ClaimCheck:
     else:
         verdict = CONDITION if without > 3 else IMPOSSIBLE
     return ClaimCheck(
-        "B7",
-        "a decode step passes over the whole sequence",
         "without a KV cache only",
         verdict,
         (
@@ -118,9 +115,8 @@ def _waste() -> dict[str, float]:
     return {name: use.waste for name, use in count_waste().items()}
 
 
-@takes("waste_contiguous", "waste_paged")
-def check_A15(here: Figures) -> ClaimCheck:
-    """PagedAttention: fixed-size pages end fragmentation."""
+@claim("A15", "PagedAttention: fixed-size pages end fragmentation", "waste_contiguous", "waste_paged")
+def pages_end_fragmentation(here: Figures) -> ClaimCheck:
     counted, limit = _waste(), PUBLISHED["vllm-waste"].value / 100
     waste = here.get("waste_paged", counted["paged"])
     before = here.get("waste_contiguous", counted["contiguous"])
@@ -129,8 +125,6 @@ def check_A15(here: Figures) -> ClaimCheck:
     else:
         verdict = CONDITION if waste < before else IMPOSSIBLE
     return ClaimCheck(
-        "A15",
-        "PagedAttention: fixed-size pages end fragmentation",
         f"less than one page a request is left empty; {limit:.0%} of all slots is the published bound",
         verdict,
         (
@@ -142,18 +136,15 @@ def check_A15(here: Figures) -> ClaimCheck:
     )
 
 
-@takes("held_ratio")
-def check_B15(here: Figures) -> ClaimCheck:
-    """PagedAttention ends fragmentation and lets more requests run at once."""
+@claim("B15", "PagedAttention ends cache fragmentation and lets more requests run at once", "held_ratio")
+def more_requests_at_once(here: Figures) -> ClaimCheck:
     uses = count_waste()
     ratio = here.get("held_ratio", uses["contiguous"].held / uses["paged"].held)
     parts = {
         "more requests in the same memory": ratio > 1,
-        "fragmentation ended (A15)": check_A15().verdict == HOLDS,
+        "fragmentation ended (A15)": pages_end_fragmentation().verdict == HOLDS,
     }
     return ClaimCheck(
-        "B15",
-        "PagedAttention ends cache fragmentation and lets more requests run at once",
         "as many more as the reservation was too long",
         from_parts(parts) if ratio > 1 else IMPOSSIBLE,
         (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llm_latency import roofline
 from llm_latency.roofline import total
@@ -22,16 +22,20 @@ MODEL = "llama-2-7b"
 A100 = "A100-80GB-SXM"
 
 
+# Every claim's check by its id, filled by `claim` as the files of this package are loaded.
+CHECKS: dict[str, Callable[..., ClaimCheck]] = {}
+
+
 @dataclass(frozen=True, slots=True)
 class ClaimCheck:
-    """One claim, what the roofline allows, the verdict, the arithmetic line by line, and what was measured."""
+    """What the roofline allows, the verdict, the arithmetic line by line, what was measured; and which claim it is."""
 
-    id: str
-    claim: str
     allowed: str
     verdict: str
     arithmetic: tuple[str, ...]
     measured: tuple[str, ...] = ()
+    id: str = ""
+    claim: str = ""
 
     def __str__(self) -> str:
         lines = [f"{self.id}: {self.verdict}", f"    claim:   {self.claim}", f"    allowed: {self.allowed}"]
@@ -39,26 +43,27 @@ class ClaimCheck:
         return "\n".join(lines + [f"    measured: {line}" for line in self.measured])
 
 
-def takes(*names: str) -> Callable[[Callable[[Figures], ClaimCheck]], Callable[..., ClaimCheck]]:
-    """Make a check take this machine's figures of these names, each of them optional, or nothing at all.
+def claim(id: str, title: str, *names: str) -> Callable[[Callable[[Figures], ClaimCheck]], Callable[..., ClaimCheck]]:
+    """Enter a claim's check into `CHECKS`: its id, its title, and the figures of this machine that it takes.
 
-    The check then raises KeyError for a figure of another name, which would be ignored in silence, and ValueError for
-    one that is not a finite number.
+    Each figure is optional, and so are all of them. The check then raises KeyError for a figure of another name, which
+    would be ignored in silence, and ValueError for one that is not a finite number.
     """
 
     def wrap(check: Callable[[Figures], ClaimCheck]) -> Callable[..., ClaimCheck]:
-        claim = check.__name__.removeprefix("check_")
-
         @functools.wraps(check)
         def checked(here: Figures | None = None) -> ClaimCheck:
             for name, value in (here or {}).items():
                 if name not in names:
-                    raise KeyError(f"{claim} knows no figure {name!r}; expected {', '.join(names) or 'none'}")
+                    raise KeyError(f"{id} knows no figure {name!r}; expected {', '.join(names) or 'none'}")
                 if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-                    raise ValueError(f"{claim}: {name}={value!r}; expected a finite number")
-            return check(dict(here or {}))
+                    raise ValueError(f"{id}: {name}={value!r}; expected a finite number")
+            return replace(check(dict(here or {})), id=id, claim=title)
 
+        if id in CHECKS:
+            raise ValueError(f"claim {id} is checked twice")
         checked.figures = names
+        CHECKS[id] = checked
         return checked
 
     return wrap

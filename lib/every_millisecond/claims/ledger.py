@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from every_millisecond.claims.check import CONDITION, HOLDS, IMPOSSIBLE, NOT_MEASURED, VERDICTS, ClaimCheck
+from every_millisecond.claims.check import CHECKS, CONDITION, HOLDS, IMPOSSIBLE, NOT_MEASURED, VERDICTS, ClaimCheck
 from every_millisecond.claims.sources import Findings
 
 HEADERS = ("id", "claim", "what the roof allows", "measured here", "recorded", "verdict")
@@ -54,8 +54,6 @@ def ledger(findings: Iterable[Findings] = ()) -> list[Row]:
 
     Raises KeyError for figures of a claim that the articles do not make.
     """
-    from every_millisecond.claims import CHECKS
-
     findings = list(findings)
     unknown = sorted({claim for entry in findings for claim in entry.values} - set(CHECKS))
     if unknown:

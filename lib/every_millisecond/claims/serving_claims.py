@@ -11,10 +11,10 @@ from every_millisecond.claims.check import (
     NOT_MEASURED,
     ClaimCheck,
     Figures,
+    claim,
     from_parts,
     least_number,
     part_lines,
-    takes,
     within,
 )
 from every_millisecond.claims.published import PUBLISHED
@@ -32,9 +32,14 @@ def _step_ms(batch: int, context: int = 280) -> float:
     return roofline.predict_stage("step", work, roofline.gpu_peak(A100)).ms
 
 
-@takes("ms_per_token", "first_64", "first_512")
-def check_A7(here: Figures) -> ClaimCheck:
-    """Compress the prompt to 256 tokens or fewer."""
+@claim(
+    "A7",
+    "compress the prompt (statement and format rules) to 256 tokens or fewer: the first token comes sooner",
+    "ms_per_token",
+    "first_64",
+    "first_512",
+)
+def shorter_prompts(here: Figures) -> ClaimCheck:
     saved, floor = _prefill_ms(400) / _prefill_ms(256), _prefill_ms(128) / _prefill_ms(64)
     sooner = saved > 1.05 if "ms_per_token" not in here else here["ms_per_token"] > 0
     if "first_64" in here and "first_512" in here:
@@ -42,8 +47,6 @@ def check_A7(here: Figures) -> ClaimCheck:
     measured = [f"{here['ms_per_token']:.2f} ms a prompt token"] if "ms_per_token" in here else []
     measured += [f"first token after {here[f'first_{n}']:.0f} ms at {n}" for n in (64, 512) if f"first_{n}" in here]
     return ClaimCheck(
-        "A7",
-        "compress the prompt (statement and format rules) to 256 tokens or fewer: the first token comes sooner",
         f"400 to 256 tokens: {saved:.2f}x of the prefill at the roof, until the weights' bytes bind",
         HOLDS if sooner else IMPOSSIBLE,
         (
@@ -54,15 +57,12 @@ def check_A7(here: Figures) -> ClaimCheck:
     )
 
 
-@takes("throughput", "slower")
-def check_A13(here: Figures) -> ClaimCheck:
-    """Continuous batching raises throughput and may slow one request a little."""
+@claim("A13", "continuous batching raises throughput and may slow one request a little", "throughput", "slower")
+def continuous_batching(here: Figures) -> ClaimCheck:
     slower = here.get("slower", _step_ms(8) / _step_ms(1))
     throughput = here.get("throughput", 8 * _step_ms(1) / _step_ms(8))
     parts = {"more throughput (over 1.5 times)": throughput > 1.5, "a little slower each (under 2.5)": slower < 2.5}
     return ClaimCheck(
-        "A13",
-        "continuous batching raises throughput and may slow one request a little",
         "until arithmetic binds, or the requests' caches outgrow the weights",
         from_parts(parts) if throughput > 1 else IMPOSSIBLE,
         (
@@ -75,17 +75,14 @@ def check_A13(here: Figures) -> ClaimCheck:
     )
 
 
-@takes("gain")
-def check_B12(here: Figures) -> ClaimCheck:
-    """Batching or continuous batching: 3-10x throughput."""
+@claim("B12", "batching or continuous batching: 3-10x throughput", "gain")
+def batching_gains(here: Figures) -> ClaimCheck:
     least = least_number(lambda n: n * _step_ms(1) / _step_ms(n) >= 3, limit=1 << 10)
     if "gain" in here:
         verdict = HOLDS if within(here["gain"], 3, 10) else CONDITION
     else:
         verdict = HOLDS if least == 1 else CONDITION
     return ClaimCheck(
-        "B12",
-        "batching or continuous batching: 3-10x throughput",
         f"from {least} requests at once on (7B on an A100); who it is compared with decides the rest",
         verdict,
         (
@@ -107,16 +104,19 @@ def simulated_flattery(true_ms: float = 12.56, launches: int = 468) -> float:
     return found.median_ms / found.launch_ms
 
 
-@takes("flattery")
-def check_B1(here: Figures) -> ClaimCheck:
-    """A clock without synchronising read 2.34 ms where 12.56 ms was true."""
-    claimed = 12.56 / 2.34
+CLAIMED_FLATTERY = 12.56 / 2.34
+
+
+@claim(
+    "B1",
+    f"wall clock without synchronising read 2.34 ms where 12.56 ms was true ({CLAIMED_FLATTERY:.2f} times)",
+    "flattery",
+)
+def a_clock_without_waiting(here: Figures) -> ClaimCheck:
     # Whatever the work takes, the launches take the same: so any factor can be had, this one included.
     longest = 468 * 5e-3
-    factor = here.get("flattery", claimed)
+    factor = here.get("flattery", CLAIMED_FLATTERY)
     return ClaimCheck(
-        "B1",
-        f"wall clock without synchronising read 2.34 ms where 12.56 ms was true ({claimed:.2f} times)",
         "any factor: the wrong clock adds up launches, whatever the work behind them takes",
         HOLDS if factor > 5 else CONDITION if factor > 1 else IMPOSSIBLE,
         (
@@ -127,15 +127,12 @@ def check_B1(here: Figures) -> ClaimCheck:
     )
 
 
-@takes()
-def check_B17(here: Figures) -> ClaimCheck:
-    """TensorRT-LLM comes closest to the hardware's limit."""
+@claim("B17", "TensorRT-LLM comes closest to the hardware's limit")
+def tensorrt_is_closest(here: Figures) -> ClaimCheck:
     sheet = hardware.datasheet_peak("H200-SXM")
     rate, shape = 11_819, roofline.SHAPES["llama-2-13b"]
     share = rate * 2 * shape.parameters / (sheet.fp8_tflops * 1e12)
     return ClaimCheck(
-        "B17",
-        "TensorRT-LLM comes closest to the hardware's limit",
         "at most 1: whoever is closest is still below the roof",
         NOT_MEASURED,
         (

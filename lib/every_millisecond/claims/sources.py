@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from every_millisecond.claims.check import Figures
+from every_millisecond.claims.check import CHECKS, Figures
 from every_millisecond.ladder import contributions
 from every_millisecond.ladder.record import RungRecord
 from every_millisecond.notebook import scorecard, show
@@ -44,8 +44,6 @@ def settle(claim: str, **figures: float) -> None:
     Kept beside the scorecard, on this machine only; figures of the same name are replaced. Raises KeyError for an
     unknown claim or figure, ValueError for a figure that is not a finite number.
     """
-    from every_millisecond.claims import CHECKS
-
     if claim not in CHECKS:
         raise KeyError(f"no claim {claim!r}; known: {', '.join(CHECKS)}")
     CHECKS[claim](figures)  # refuses a wrong figure before anything is kept

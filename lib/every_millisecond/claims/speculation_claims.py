@@ -10,9 +10,9 @@ from every_millisecond.claims.check import (
     IMPOSSIBLE,
     ClaimCheck,
     Figures,
+    claim,
     from_parts,
     least_number,
-    takes,
 )
 from every_millisecond.claims.published import PUBLISHED
 from llm_latency.speculative import theory
@@ -78,12 +78,9 @@ def _measured(here: Figures) -> tuple[str, ...]:
     return tuple(f"{here[name]:.2f} {text}" for name, text in words.items() if name in here)
 
 
-@takes("gain", "acceptance", "cost_ratio")
-def check_A9(here: Figures) -> ClaimCheck:
-    """A draft of a tenth of the target guesses 3-5 tokens: 2-3x."""
+@claim("A9", "a draft of 10% of the target guesses 3-5 tokens: 2-3x faster", "gain", "acceptance", "cost_ratio")
+def a_draft_of_a_tenth(here: Figures) -> ClaimCheck:
     return ClaimCheck(
-        "A9",
-        "a draft of 10% of the target guesses 3-5 tokens: 2-3x faster",
         f"at an acceptance of {least_acceptance(2, 4, COST):.2f} or more, if reading five tokens costs as much as one",
         _gain_verdict(here),
         _speculation_arithmetic(),
@@ -91,9 +88,8 @@ def check_A9(here: Figures) -> ClaimCheck:
     )
 
 
-@takes("acceptance", "cost_ratio")
-def check_A10(here: Figures) -> ClaimCheck:
-    """Acceptance of 75-85% makes gamma 3-5 best."""
+@claim("A10", "acceptance of 75-85% in this domain makes gamma 3-5 best", "acceptance", "cost_ratio")
+def best_gamma_3_to_5(here: Figures) -> ClaimCheck:
     costs = (0.02, 0.05, 0.1, 0.2, 0.3)
     best = {c: [theory.best_gamma(a, c) for a in ACCEPTANCES] for c in costs}
     inside = {c: all(3 <= g <= 5 for g in gammas) for c, gammas in best.items()}
@@ -104,8 +100,6 @@ def check_A10(here: Figures) -> ClaimCheck:
         measured = (f"acceptance {here['acceptance']:.2f}, draft step {here['cost_ratio']:.2f}: best gamma {own}",)
         verdict = HOLDS if 3 <= own <= 5 else CONDITION
     return ClaimCheck(
-        "A10",
-        "acceptance of 75-85% in this domain makes gamma 3-5 best",
         "the best gamma falls with the draft's cost and rises with the acceptance",
         verdict,
         tuple(
@@ -115,9 +109,8 @@ def check_A10(here: Figures) -> ClaimCheck:
     )
 
 
-@takes("int8_kl", "speculative_distance")
-def check_A16(here: Figures) -> ClaimCheck:
-    """INT8 and speculative decoding both trade accuracy for speed."""
+@claim("A16", "INT8 and speculative decoding both trade accuracy for speed", "int8_kl", "speculative_distance")
+def both_trade_accuracy(here: Figures) -> ClaimCheck:
     p = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
     q = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
     distance = here.get("speculative_distance", output_distance(p, q))
@@ -129,8 +122,6 @@ def check_A16(here: Figures) -> ClaimCheck:
     else:
         verdict = CONDITION if int8_lossless else HOLDS
     return ClaimCheck(
-        "A16",
-        "INT8 and speculative decoding both trade accuracy for speed",
         "INT8 rounds; the right acceptance rule leaves the distribution of the output as it was",
         verdict,
         (
@@ -142,12 +133,9 @@ def check_A16(here: Figures) -> ClaimCheck:
     )
 
 
-@takes("gain", "acceptance", "cost_ratio")
-def check_B14(here: Figures) -> ClaimCheck:
-    """Speculative decoding: decode 2-3x."""
+@claim("B14", "speculative decoding makes decode 2-3x faster", "gain", "acceptance", "cost_ratio")
+def speculation_doubles(here: Figures) -> ClaimCheck:
     return ClaimCheck(
-        "B14",
-        "speculative decoding makes decode 2-3x faster",
         f"at an acceptance of {least_acceptance(2, 4, COST):.2f} or more, a draft of a tenth, and few requests at once",
         _gain_verdict(here),
         _speculation_arithmetic(),

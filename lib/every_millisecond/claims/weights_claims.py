@@ -11,18 +11,23 @@ from every_millisecond.claims.check import (
     NOT_MEASURED,
     ClaimCheck,
     Figures,
+    claim,
     from_parts,
     part_lines,
-    takes,
     within,
 )
 from every_millisecond.claims.published import PUBLISHED
 from llm_latency import hardware, roofline
 
 
-@takes("gain", "first_call_ms", "step_ms")
-def check_B8(here: Figures) -> ClaimCheck:
-    """torch.compile(mode="reduce-overhead"): 10-30% faster; slow first call."""
+@claim(
+    "B8",
+    'torch.compile(mode="reduce-overhead"): 10-30% faster, slow first call',
+    "gain",
+    "first_call_ms",
+    "step_ms",
+)
+def compile_gains(here: Figures) -> ClaimCheck:
     published = PUBLISHED["compiled"].value / PUBLISHED["eager"].value
     parts = {}
     if "gain" in here:
@@ -33,8 +38,6 @@ def check_B8(here: Figures) -> ClaimCheck:
     if "first_call_ms" in here:
         measured.append(f"first call {here['first_call_ms'] / 1e3:.1f} s")
     return ClaimCheck(
-        "B8",
-        'torch.compile(mode="reduce-overhead"): 10-30% faster, slow first call',
         "whatever share of a step is not work: Python and launches, and traffic between fused operators",
         from_parts(parts) if "gain" in here else CONDITION if not within(published, 1.1, 1.3) else NOT_MEASURED,
         (
@@ -45,9 +48,8 @@ def check_B8(here: Figures) -> ClaimCheck:
     )
 
 
-@takes("prefill_gain", "decode_gain")
-def check_B9(here: Figures) -> ClaimCheck:
-    """BF16 about 2x over FP32."""
+@claim("B9", "BF16 about 2x over FP32", "prefill_gain", "decode_gain")
+def bf16_doubles(here: Figures) -> ClaimCheck:
     sheet = hardware.datasheet_peak(A100)
     limits = {
         "prefill": sheet.bf16_tflops / sheet.fp32_tflops,
@@ -59,8 +61,6 @@ def check_B9(here: Figures) -> ClaimCheck:
     if max(limits.values()) < 1.6:
         verdict = IMPOSSIBLE
     return ClaimCheck(
-        "B9",
-        "BF16 about 2x over FP32",
         f"decode {limits['decode']:.1f}x by its bytes, prefill {limits['prefill']:.0f}x by its multipliers (A100)",
         verdict,
         (
@@ -71,9 +71,10 @@ def check_B9(here: Figures) -> ClaimCheck:
     )
 
 
-@takes("decode_gain", "loss", "smaller")
-def check_B11(here: Figures) -> ClaimCheck:
-    """INT4 weights: 75% smaller, 20-50% faster when memory-bound, under 2% loss."""
+@claim(
+    "B11", "INT4 weights: 75% smaller, 20-50% faster when memory-bound, under 2% loss", "decode_gain", "loss", "smaller"
+)
+def int4_weights(here: Figures) -> ClaimCheck:
     whole = roofline.parameter_bytes(MODEL, "bfloat16")
     smaller = here.get("smaller", 1 - roofline.parameter_bytes(MODEL, "int4") / whole)
     bare = 1 - 4 / 16
@@ -89,8 +90,6 @@ def check_B11(here: Figures) -> ClaimCheck:
         verdict = HOLDS if all(parts.values()) else CONDITION
     gain = PUBLISHED["int4"].value / PUBLISHED["compiled"].value
     return ClaimCheck(
-        "B11",
-        "INT4 weights: 75% smaller, 20-50% faster when memory-bound, under 2% loss",
         f"{limit:.1f}x faster at the roof; the loss depends on the method and on where the weights come from",
         verdict,
         (

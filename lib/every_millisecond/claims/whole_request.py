@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from every_millisecond.claims.article_a import check_A3
-from every_millisecond.claims.article_b import check_B4
+from every_millisecond.claims.arithmetic_claims import a_step_in_6_ms, decode_in_80_ms
 from every_millisecond.claims.check import (
     A100,
     CONDITION,
@@ -13,8 +12,8 @@ from every_millisecond.claims.check import (
     NOT_MEASURED,
     ClaimCheck,
     Figures,
+    claim,
     least_number,
-    takes,
 )
 from every_millisecond.claims.published import PUBLISHED
 from llm_latency import roofline
@@ -24,12 +23,9 @@ ARTICLE_AFTER = {"tokenise": 3, "prefill": 120, "decode": 80, "detokenise": 2}
 ARTICLE_FACTOR = 1.87 / 0.21
 
 
-@takes()
-def check_A1(here: Figures) -> ClaimCheck:
-    """People who wait 2 s leave."""
+@claim("A1", "a user who waits over 2 s for an explanation leaves in about 30% of cases")
+def who_waits_leaves(here: Figures) -> ClaimCheck:
     return ClaimCheck(
-        "A1",
-        "a user who waits over 2 s for an explanation leaves in about 30% of cases",
         "nothing: it is about people, and no arithmetic bounds them",
         NOT_MEASURED,
         (
@@ -39,9 +35,15 @@ def check_A1(here: Figures) -> ClaimCheck:
     )
 
 
-@takes("speedup", "perplexity_change", "baseline_ms", "best_ms")
-def check_A2(here: Figures) -> ClaimCheck:
-    """1.87 s before, 0.21 s after."""
+@claim(
+    "A2",
+    f"1.87 s before, 0.21 s after six rounds ({ARTICLE_FACTOR:.1f} times), 7B on one A100",
+    "speedup",
+    "perplexity_change",
+    "baseline_ms",
+    "best_ms",
+)
+def the_total(here: Figures) -> ClaimCheck:
     before, after = sum(ARTICLE_BEFORE.values()), sum(ARTICLE_AFTER.values())
     prefill_ms = roofline.predict_request(MODEL, roofline.gpu_peak(A100), prompt_tokens=256)["prefill"].ms
     fit = int((210 - prefill_ms) * PUBLISHED["best"].value / 1e3)
@@ -49,7 +51,7 @@ def check_A2(here: Figures) -> ClaimCheck:
     if fit >= claimed_tokens:
         verdict = HOLDS
     else:
-        verdict = CONDITION if fit >= 1 and check_A3().verdict != HOLDS else IMPOSSIBLE
+        verdict = CONDITION if fit >= 1 and decode_in_80_ms().verdict != HOLDS else IMPOSSIBLE
     measured = []
     if "speedup" in here:
         reached = here["speedup"] >= ARTICLE_FACTOR
@@ -59,13 +61,11 @@ def check_A2(here: Figures) -> ClaimCheck:
     if "baseline_ms" in here and "best_ms" in here:
         measured.append(f"from {here['baseline_ms']:.0f} to {here['best_ms']:.0f} ms")
     return ClaimCheck(
-        "A2",
-        f"1.87 s before, 0.21 s after six rounds ({ARTICLE_FACTOR:.1f} times), 7B on one A100",
         f"answers of up to {fit} tokens, at the best published rate; the claim's stages are for {claimed_tokens}",
         verdict,
         (
             f"its own stages add up to {before} and {after} ms: {before / after:.2f} times",
-            f"the {claimed_tokens} tokens of A3: {check_A3().verdict}",
+            f"the {claimed_tokens} tokens of A3: {decode_in_80_ms().verdict}",
             str(PUBLISHED["best"]),
             f"50 tokens at {PUBLISHED['eager'].value} tok/s take {50 / PUBLISHED['eager'].value:.2f} s, at "
             f"{PUBLISHED['best'].value} tok/s {50 / PUBLISHED['best'].value:.2f} s: the course's request",
@@ -74,9 +74,14 @@ def check_A2(here: Figures) -> ClaimCheck:
     )
 
 
-@takes("ends_share", "ends_share_best", "lookup_share")
-def check_A14(here: Figures) -> ClaimCheck:
-    """Tokenising and detokenising are under 2% of the total; cached ids help."""
+@claim(
+    "A14",
+    "tokenising and detokenising are under 2% of the total; caching the ids of common prompts helps",
+    "ends_share",
+    "ends_share_best",
+    "lookup_share",
+)
+def the_two_ends(here: Figures) -> ClaimCheck:
     ends = {
         name: (stages["tokenise"] + stages["detokenise"]) / sum(stages.values())
         for name, stages in (("before", ARTICLE_BEFORE), ("after", ARTICLE_AFTER))
@@ -89,8 +94,6 @@ def check_A14(here: Figures) -> ClaimCheck:
     if "lookup_share" in here:
         measured.append(f"cached ids save {here['lookup_share']:.3%} of the request")
     return ClaimCheck(
-        "A14",
-        "tokenising and detokenising are under 2% of the total; caching the ids of common prompts helps",
         "whatever is left when the model gets faster: the ends stay, and their share grows",
         verdict,
         tuple(f"the article's own figures, {name}: {share:.1%}" for name, share in ends.items()),
@@ -98,9 +101,8 @@ def check_A14(here: Figures) -> ClaimCheck:
     )
 
 
-@takes("decode_share_512_256", "decode_share")
-def check_B5(here: Figures) -> ClaimCheck:
-    """Decode is 97% of the total."""
+@claim("B5", "decode is 97% of the total (512 tokens in, 256 out)", "decode_share_512_256", "decode_share")
+def decode_is_97_percent(here: Figures) -> ClaimCheck:
     peak, claimed = roofline.gpu_peak(A100), 0.965  # 97% as rounded
 
     def share(prompt: int, new: int) -> float:
@@ -116,13 +118,11 @@ def check_B5(here: Figures) -> ClaimCheck:
         verdict = CONDITION if least <= 256 or any(value >= claimed for value in shares) else IMPOSSIBLE
     words = {"decode_share_512_256": "512 in, 256 out", "decode_share": "the standard request"}
     return ClaimCheck(
-        "B5",
-        "decode is 97% of the total (512 tokens in, 256 out)",
         f"from {least} new tokens on after a prompt of 512, at the roof of an A100 (7B in BF16)",
         verdict,
         (
             f"the article's own rows: 1589 / (1589 + 46) = {1589 / (1589 + 46):.1%}, with the step of B4 "
-            f"({check_B4().verdict})",
+            f"({a_step_in_6_ms().verdict})",
             f"at the roof: {share(512, 256):.1%} for 512 in and 256 out, {share(256, 50):.1%} for 256 in and 50 out, "
             f"{share(512, 2):.1%} for 2 out",
         ),
