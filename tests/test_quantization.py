@@ -17,13 +17,11 @@ from llm_latency.quantization import (
     Int4Linear,
     Int8Linear,
     PrepackedWeight,
-    dequantize_int4,
-    dequantize_int8,
+    dequantize,
     kernels,
     quantize_,
     quantize_blocks,
-    quantize_int4,
-    quantize_int8,
+    quantize_rows,
 )
 
 KINDS = [(Int8Linear, {}), (Int4Linear, {"group_size": 32})]
@@ -31,6 +29,11 @@ KINDS = [(Int8Linear, {}), (Int4Linear, {"group_size": 32})]
 
 def _weight(out: int, width: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(out, width, generator=torch.Generator().manual_seed(seed))
+
+
+def _rows_and_back(weight: torch.Tensor) -> torch.Tensor:
+    codes, scales = quantize_rows(weight)
+    return dequantize(codes, scales[:, None])
 
 
 def _check_product(layer, x: torch.Tensor) -> None:
@@ -49,10 +52,10 @@ def _check_product(layer, x: torch.Tensor) -> None:
 def test_int8_by_hand():
     """Guards against a scale per tensor, per column, or a grid of 255 steps: the values are worked out by hand."""
     weight = torch.tensor([[1.0, -127.0, 64.4], [0.0, 254.0, -3.0]])
-    q, scales = quantize_int8(weight)
+    q, scales = quantize_rows(weight)
     assert q.tolist() == [[1, -127, 64], [0, 127, -2]]  # -1.5 rounds to even
     assert scales.tolist() == [1.0, 2.0]
-    assert torch.equal(dequantize_int8(q, scales), torch.tensor([[1.0, -127.0, 64.0], [0.0, 254.0, -4.0]]))
+    assert torch.equal(_rows_and_back(weight), torch.tensor([[1.0, -127.0, 64.0], [0.0, 254.0, -4.0]]))
 
 
 def test_int4_by_hand():
@@ -95,23 +98,23 @@ def test_values_on_the_grid_come_back_exactly():
     q = torch.randint(0, 16, (7, 64), generator=torch.Generator().manual_seed(3))
     q[:, ::32], q[:, 1::32] = 0, 15  # every block uses its ends, as GGUF's Q4_1 blocks do
     weight = (q.float() - 8) * 0.25 + 1.5
-    assert torch.equal(dequantize_int4(quantize_int4(weight)), weight)
+    assert torch.equal(quantize_blocks(weight).dequantize(), weight)
 
 
 def test_zero_and_constant_blocks():
     """Guards against 0 / 0: all-zero rows give exact zeros, constant blocks their constant, and never NaN."""
     weight = torch.zeros(3, 64)
     weight[1] = 0.5
-    assert torch.equal(dequantize_int4(quantize_int4(weight)), weight)
-    assert torch.equal(dequantize_int8(*quantize_int8(weight))[0], weight[0])
+    assert torch.equal(quantize_blocks(weight).dequantize(), weight)
+    assert torch.equal(_rows_and_back(weight)[0], weight[0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_and_strides(dtype):
     """Guards against code that assumes FP32 or a contiguous matrix."""
     weight = _weight(64, 6).to(dtype).t()  # [6, 64], not contiguous
-    assert torch.equal(quantize_int4(weight).q, quantize_int4(weight.float().contiguous()).q)
-    assert torch.equal(quantize_int8(weight)[0], quantize_int8(weight.float().contiguous())[0])
+    assert torch.equal(quantize_blocks(weight).q, quantize_blocks(weight.float().contiguous()).q)
+    assert torch.equal(quantize_rows(weight)[0], quantize_rows(weight.float().contiguous())[0])
 
 
 @pytest.mark.parametrize(
@@ -128,7 +131,7 @@ def test_half_precision_and_strides(dtype):
 )
 def test_bad_weights_are_refused(weight, error, message):
     """Guards against garbage that is quantised without a word."""
-    for quantise in (quantize_int8, lambda w: quantize_int4(w, 4)):
+    for quantise in (quantize_rows, lambda w: quantize_blocks(w, group_size=4)):
         with pytest.raises(error, match=message):
             quantise(weight)
 
@@ -136,7 +139,7 @@ def test_bad_weights_are_refused(weight, error, message):
 def test_group_must_divide_the_row():
     """Guards against a last block that is cut short or reads into the next row."""
     with pytest.raises(ValueError, match="group_size 32 does not divide the row width 48"):
-        quantize_int4(torch.zeros(2, 48))
+        quantize_blocks(torch.zeros(2, 48))
     with pytest.raises(ValueError, match="bits"):
         quantize_blocks(torch.zeros(2, 32), bits=1)
 
@@ -269,8 +272,11 @@ def test_layers_that_cannot_be_quantised():
         Int8Linear.from_linear(nn.Linear(32, 8))(torch.zeros(2, 31))
     with pytest.raises(TypeError, match="int64"):  # the answer, cast to the input's dtype, would be cut to integers
         Int8Linear.from_linear(nn.Linear(32, 8))(torch.ones(2, 32, dtype=torch.int64))
-    with pytest.raises(ValueError, match="positive"):
-        Int8Linear(0, 8)
+    for kind, _ in KINDS:
+        with pytest.raises(ValueError, match="at least one element"):
+            kind.from_weight(torch.zeros(8, 0))
+    with pytest.raises(ValueError, match="even number"):  # two codes share a byte
+        Int4Linear.from_linear(nn.Linear(9, 8), group_size=3)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (37, 53), (64, 96)])
@@ -302,7 +308,9 @@ def test_a_tied_head_leaves_the_embedding(tiny_llama):
     assert report.layers == 3 * 7 + 1 and report.skipped == ()
     # each of the 22 matrices: four bytes per weight before, one byte and a BF16 scale per channel after (48 -> 64 wide)
     assert report.linear_bytes_before == 4 * (3 * (48 * (48 * 2 + 16 * 2) + 3 * 48 * 112) + 97 * 48)
-    assert report.bytes_after == sum(t.nbytes for t in [*tiny_llama.parameters(), *tiny_llama.buffers()])
+    assert report.linear_bytes_after == 3 * (64 * (48 * 2 + 16 * 2 + 2 * 112) + 128 * 48) + 64 * 97 + 2 * (
+        3 * (48 * 3 + 16 * 2 + 2 * 112) + 97
+    )
 
 
 @pytest.mark.parametrize(("weights", "tolerance"), [("int8", 0.05), ("int4", 0.35)])

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from llm_latency.quantization import DynamicInt8Weight, dynamic, ffn_smoothing, kernels
+from llm_latency.quantization import DynamicInt8Weight, dynamic, ffn_smoothing, kernels, quantize_rows
 
 
 def _dense(weight):
-    codes, scales = dynamic.quantize_rows(weight)
+    codes, scales = quantize_rows(weight, top=dynamic.WEIGHT_LIMIT, scale_dtype=torch.float32)
     return codes.float() * scales[:, None]
 
 

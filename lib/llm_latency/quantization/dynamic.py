@@ -2,7 +2,8 @@
 
 Weight-only formats widen each weight before they multiply, so their speed ends where one request does: a prompt, or a
 few tokens verified at once, cost as much arithmetic as before. Here the arithmetic itself is in INT8, which every x86
-processor since 2013 multiplies two to four times as fast as FP32. The price is a rounded input: see `smoothing`.
+processor since 2013 multiplies two to four times as fast as FP32. The price is a rounded input, and a few channels that
+tower over the rest make it a high one: `ffn_smoothing` moves them into the weights.
 
 The kernel is PyTorch's FBGEMM (`quantized::linear_dynamic`). On processors without VNNI it adds two products in 16
 bits: 2 * 255 * 127 would overflow there, and did, so the weights keep to -63..63, for which 2 * 255 * 63 = 32,130 fits.
@@ -15,27 +16,45 @@ import warnings
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from llm_latency.arguments import check_token_ids
 from llm_latency.quantization.kernels import PLAIN, agrees
-from llm_latency.quantization.rounding import check_weight
+from llm_latency.quantization.rounding import dequantize, quantize_rows
 
 WEIGHT_LIMIT = 63
+ALPHA = 0.5  # of `ffn_smoothing`: how much of the difference moves; half, as in the paper
 
 
-def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Round a weight [out, in] to codes [out, in] int8 in -63..63 with FP32 scales [out], one per output channel."""
-    check_weight(weight)
-    weight = weight.detach().float()
-    scales = weight.abs().amax(dim=1) / WEIGHT_LIMIT
-    scales = torch.where(scales > 0, scales, 1.0)  # an all-zero channel: any scale will do, the codes are 0
-    q = (weight / scales[:, None]).round_().clamp_(-WEIGHT_LIMIT, WEIGHT_LIMIT).to(torch.int8)
-    return q, scales
+class DynamicInt8Weight:
+    """A weight [out, in] in INT8, for products with inputs that are rounded to INT8 on the fly. CPU only.
 
+    Raises TypeError or ValueError for a weight that is no finite float matrix on the CPU.
+    """
 
-def row_peaks(x: Tensor) -> Tensor:
-    """The largest magnitude of each row of x [rows, in]: [rows, 1], never 0."""
-    return x.abs().amax(dim=-1, keepdim=True).clamp_(min=torch.finfo(torch.float32).tiny)
+    __slots__ = ("codes", "kernel", "packed", "scales", "shape")
+
+    def __init__(self, weight: Tensor) -> None:
+        codes, scales = quantize_rows(weight, top=WEIGHT_LIMIT, scale_dtype=torch.float32)
+        if weight.device.type != "cpu":
+            raise ValueError(f"dynamic INT8 runs on the CPU; this weight is on {weight.device}")
+        self.shape = tuple(weight.shape)
+        self.kernel = dynamic_int8_kernel()
+        packed = self.kernel != PLAIN
+        self.packed = _pack(codes, scales) if packed else None
+        self.codes, self.scales = (None, None) if packed else (codes, scales)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that one product reads: codes, and per output channel a scale and the sum of its codes."""
+        return self.shape[0] * self.shape[1] + 8 * self.shape[0]
+
+    def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x [rows, in] FP32 to [rows, out] FP32."""
+        if self.packed is None:
+            return F.linear(round_activations(x), dequantize(self.codes, self.scales[:, None]), bias)
+        y = _packed_product(x, self.packed)
+        return y if bias is None else y + bias
 
 
 def round_activations(x: Tensor) -> Tensor:
@@ -57,36 +76,9 @@ def _round_all(x: Tensor) -> Tensor:
     return ((x / scale).round() + zero).clamp(0, 255).sub(zero) * scale
 
 
-class DynamicInt8Weight:
-    """A weight [out, in] in INT8, for products with inputs that are rounded to INT8 on the fly. CPU only.
-
-    Raises TypeError or ValueError for a weight that is no finite float matrix on the CPU.
-    """
-
-    __slots__ = ("codes", "kernel", "packed", "scales", "shape")
-
-    def __init__(self, weight: Tensor) -> None:
-        check_weight(weight)
-        if weight.device.type != "cpu":
-            raise ValueError(f"dynamic INT8 runs on the CPU; this weight is on {weight.device}")
-        self.shape = tuple(weight.shape)
-        self.kernel = dynamic_int8_kernel()
-        codes, scales = quantize_rows(weight)
-        packed = self.kernel != PLAIN
-        self.packed = _pack(codes, scales) if packed else None
-        self.codes, self.scales = (None, None) if packed else (codes, scales)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that one product reads: codes, and per output channel a scale and the sum of its codes."""
-        return self.shape[0] * self.shape[1] + 8 * self.shape[0]
-
-    def matmul(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x [rows, in] FP32 to [rows, out] FP32."""
-        if self.packed is None:
-            return F.linear(round_activations(x), self.codes.float() * self.scales[:, None], bias)
-        y = _packed_product(x, self.packed)
-        return y if bias is None else y + bias
+def row_peaks(x: Tensor) -> Tensor:
+    """The largest magnitude of each row of x [rows, in]: [rows, 1], never 0."""
+    return x.abs().amax(dim=-1, keepdim=True).clamp_(min=torch.finfo(torch.float32).tiny)
 
 
 def _pack(codes: Tensor, scales: Tensor) -> torch.ScriptObject:
@@ -111,10 +103,52 @@ def _packed_product(x: Tensor, packed: torch.ScriptObject) -> Tensor:
 @functools.cache
 def dynamic_int8_kernel() -> str:
     """Which path this machine takes: "FBGEMM", or PLAIN, which computes the same function in FP32 and saves nothing."""
-    codes, scales = quantize_rows(torch.linspace(-1, 1, 37 * 64, dtype=torch.float32).view(37, 64))
-    dense = codes.float() * scales[:, None]
+    weight = torch.linspace(-1, 1, 37 * 64, dtype=torch.float32).view(37, 64)
+    codes, scales = quantize_rows(weight, top=WEIGHT_LIMIT, scale_dtype=torch.float32)
 
     def product(x: Tensor) -> Tensor:
         return _packed_product(x.float(), _pack(codes, scales))
 
-    return "FBGEMM" if agrees(product, dense) else PLAIN
+    return "FBGEMM" if agrees(product, dequantize(codes, scales[:, None])) else PLAIN
+
+
+# -- smoothing ----------------------------------------------------------------------------------------------------
+
+
+@torch.inference_mode()
+def ffn_smoothing(model: nn.Module, input_ids: Tensor) -> list[Tensor]:
+    """The factor [intermediate] of each layer's FFN channels, from the largest activations that a text calls forth.
+
+    A few channels of the input of `down_proj` tower over the rest, and rounding that input with one scale per token
+    leaves the others with a handful of steps. Channel j divided by s_j, and column j of the weight times s_j, is the
+    same product; the division is free, since it can be made once in the rows of `up_proj` (SmoothQuant, Xiao et al.
+    2022, arXiv 2211.10438).
+
+    model: a transformers Llama-like model in floats; unchanged. input_ids: int64 [1, n], a few hundred tokens of the
+    kind that will be served; random ids call forth other outliers and made matters worse.
+    Raises TypeError or ValueError for anything else.
+    """
+    input_ids = check_token_ids(input_ids, model.config.vocab_size, name="calibration", of="text")
+    peaks: dict[int, Tensor] = {}
+
+    def remember(index: int):
+        def hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            peaks[index] = inputs[0].detach().float().abs().amax(dim=(0, 1))  # [1, n, intermediate] -> [intermediate]
+
+        return hook
+
+    layers = model.model.layers
+    hooks = [layer.mlp.down_proj.register_forward_pre_hook(remember(i)) for i, layer in enumerate(layers)]
+    try:
+        model.model(input_ids=input_ids.to(model.device), use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [_factor(peaks[i], layer.mlp.down_proj.weight.detach().float()) for i, layer in enumerate(layers)]
+
+
+def _factor(activation_peaks: Tensor, weight: Tensor) -> Tensor:
+    """peaks [in] and weight [out, in]: peak(x)^alpha / peak(w)^(1 - alpha) per channel; 1 where either is all zeros."""
+    weight_peaks = weight.abs().amax(dim=0)
+    factor = activation_peaks**ALPHA / weight_peaks ** (1 - ALPHA)
+    return torch.where((activation_peaks > 0) & (weight_peaks > 0), factor, 1.0).clone()

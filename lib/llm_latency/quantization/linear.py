@@ -1,74 +1,55 @@
-"""Linear layers with INT8 or INT4 weights over PyTorch's packed kernels.
+"""Linear layers with INT8 or INT4 weights, and a whole transformers model of them.
 
-They compute in BF16, as the kernels do, and answer in the dtype of their input. Their `state_dict` holds the plain
-codes, never a processor's own layout, so a file saved on one machine loads on another.
+The layers compute in BF16, as PyTorch's packed kernels do, and answer in the dtype of their input. Their `state_dict`
+holds the plain codes, never a processor's own layout, so a file saved on one machine loads on another.
 """
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from llm_latency.quantization import kernels
-from llm_latency.quantization.rounding import Blocks, check_weight, dequantize_int8, quantize_int4, quantize_int8
+from llm_latency.quantization.kernels import MANY_ROWS, PackedInt4, PackedInt8, PrepackedWeight
 
 
 class QuantizedLinear(nn.Module):
-    """What both have in common: sizes, bias, the optional BF16 copy for prefill, and the bytes.
+    """A linear layer over a weight in few bits; made by `Int8Linear` or `Int4Linear`.
 
-    keep_bfloat16 keeps a copy of the dequantised weight for inputs of kernels.MANY_ROWS rows and more: a faster prefill
-    for more memory. The copy is not part of the state_dict.
+    Args:
+        packed: the weight [out, in]. bias: [out] or None; kept in BF16.
+        keep_bfloat16: keep a copy of the dequantised weight for inputs of MANY_ROWS rows and more: a faster prefill for
+            more memory. The copy is not part of the state_dict.
     """
 
-    bits: int
-
-    def __init__(self, in_features: int, out_features: int, *, bias: bool = False, keep_bfloat16: bool = False) -> None:
+    def __init__(self, packed: PackedInt8 | PackedInt4, bias: Tensor | None, keep_bfloat16: bool) -> None:
         super().__init__()
-        if in_features < 1 or out_features < 1:
-            raise ValueError(f"in_features and out_features must be positive, got {in_features} and {out_features}")
-        self.in_features, self.out_features, self.keep_bfloat16 = in_features, out_features, keep_bfloat16
-        self.register_buffer("bias", torch.zeros(out_features, dtype=torch.bfloat16) if bias else None)
-        self.copy: kernels.PrepackedWeight | None = None
+        self.out_features, self.in_features = packed.shape
+        self.keep_bfloat16 = keep_bfloat16
+        if bias is not None:
+            if bias.shape != (self.out_features,):
+                raise ValueError(f"expected a bias of shape [{self.out_features}], got {list(bias.shape)}")
+            bias = bias.detach().to(packed.device, torch.bfloat16, copy=True)
+        self.register_buffer("bias", bias)
+        self._hold(packed)
+
+    def _hold(self, packed: PackedInt8 | PackedInt4) -> None:
+        self.packed = packed
+        self.copy = PrepackedWeight(packed.dequantize()) if self.keep_bfloat16 else None
 
     @classmethod
     def from_linear(cls, linear: nn.Module, **options) -> QuantizedLinear:
         """Quantise an nn.Linear (or transformers' Conv1D). Raises TypeError for any other layer."""
         if isinstance(linear, Conv1D):
-            weight = linear.weight.t()
-        elif isinstance(linear, nn.Linear):
-            weight = linear.weight
-        else:
-            raise TypeError(f"expected an nn.Linear, got {type(linear).__name__}")
-        return cls.from_weight(weight, linear.bias, **options)
-
-    @classmethod
-    def from_weight(cls, weight: Tensor, bias: Tensor | None = None, **options) -> QuantizedLinear:
-        """Quantise a weight [out, in] with an optional bias [out]."""
-        check_weight(weight)
-        out, width = weight.shape
-        if bias is not None and bias.shape != (out,):
-            raise ValueError(f"expected a bias of shape [{out}], got {list(bias.shape)}")
-        self = cls(width, out, bias=bias is not None, **options).to(weight.device)
-        if bias is not None:
-            self.bias.copy_(bias.detach())
-        self._set_codes(*self._round(weight))
-        return self
-
-    def dequantize(self) -> Tensor:
-        """The FP32 weight [out, in] that the codes stand for."""
-        return self._dense(*self._codes())
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that one decode step reads: codes, scales, zeros, bias, padding; without the BF16 copy."""
-        return sum(buffer.nbytes for buffer in self.buffers())
-
-    @property
-    def copy_nbytes(self) -> int:
-        """Bytes of the BF16 copy kept for prefill."""
-        return self.copy.nbytes if self.copy is not None else 0
+            return cls.from_weight(linear.weight.t(), linear.bias, **options)
+        if isinstance(linear, nn.Linear):
+            return cls.from_weight(linear.weight, linear.bias, **options)
+        raise TypeError(f"expected an nn.Linear, got {type(linear).__name__}")
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in] to [..., out], in x's dtype."""
@@ -81,10 +62,27 @@ class QuantizedLinear(nn.Module):
 
     def product(self, rows: Tensor) -> Tensor:
         """The same without checks or conversions: contiguous BF16 rows [rows, in] to [rows, out]."""
-        if self.copy is not None and rows.shape[0] >= kernels.MANY_ROWS:
-            return self.copy.matmul(rows, self.bias)
-        y = self._matmul(rows)
-        return y if self.bias is None else y + self.bias
+        many = self.copy is not None and rows.shape[0] >= MANY_ROWS
+        return (self.copy if many else self.packed).matmul(rows, self.bias)
+
+    def dequantize(self) -> Tensor:
+        """The FP32 weight [out, in] that the codes stand for."""
+        return self.packed.dequantize()
+
+    @property
+    def kernel(self) -> str:
+        """The path that products take on this machine; see `kernels`."""
+        return self.packed.kernel
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that one decode step reads: codes, scales, zeros, bias, padding; without the BF16 copy."""
+        return self.packed.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+    @property
+    def copy_nbytes(self) -> int:
+        """Bytes of the BF16 copy kept for prefill."""
+        return 0 if self.copy is None else self.copy.nbytes
 
     def extra_repr(self) -> str:
         return (
@@ -92,153 +90,162 @@ class QuantizedLinear(nn.Module):
             f"kernel={self.kernel!r}"
         )
 
-    # The codes in their plain form, whatever the layout in use; the subclasses fill these in.
-    def _round(self, weight: Tensor) -> tuple[Tensor, ...]:
-        raise NotImplementedError
-
-    def _dense(self, *codes: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def _codes(self) -> tuple[Tensor, ...]:
-        raise NotImplementedError
-
-    def _install(self, *codes: Tensor) -> None:
-        raise NotImplementedError
-
-    def _matmul(self, rows: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def _set_codes(self, *codes: Tensor) -> None:
-        self._install(*codes)
-        self.copy = kernels.PrepackedWeight(self._dense(*codes)) if self.keep_bfloat16 else None
+    # -- what nn.Module does with parameters: moves, files ---
 
     def _apply(self, fn, recurse: bool = True):
         """Move between devices by way of the plain codes; a change of dtype leaves the quantised weight as it is."""
-        device = fn(torch.empty(0, dtype=torch.uint8, device=self.device)).device
-        if device != self.device:
+        here = self.packed.device
+        device = fn(torch.empty(0, dtype=torch.uint8, device=here)).device
+        if device != here:
             if device.type not in ("cpu", "cuda"):
                 raise ValueError(f"cannot move a quantised layer to {device}; expected cpu or cuda")
-            codes = [code.to(device) for code in self._codes()]
             if self.bias is not None:
                 self.bias = self.bias.to(device)
-            self._set_codes(*codes)
+            self._hold(type(self.packed)(**{name: code.to(device) for name, code in self.packed.codes().items()}))
         return self
 
-    @property
-    def device(self) -> torch.device:
-        return next(self.buffers()).device
-
     def _save_to_state_dict(self, destination, prefix, keep_vars) -> None:
-        for name, code in zip(self.code_names, self._codes(), strict=True):
-            destination[prefix + name] = code
-        if self.bias is not None:
-            destination[prefix + "bias"] = self.bias
+        destination.update({prefix + name: tensor for name, tensor in self._state().items()})
 
     def _load_from_state_dict(self, state, prefix, metadata, strict, missing, unexpected, errors) -> None:
-        names = [*self.code_names, *(["bias"] if self.bias is not None else [])]
-        absent = [prefix + name for name in names if prefix + name not in state]
-        known = {prefix + name for name in names}
+        present = self._state()
         if strict:
+            known = {prefix + name for name in present}
             unexpected.extend(key for key in state if key.startswith(prefix) and key not in known)
-        missing.extend(absent)
-        if any(prefix + name in absent for name in self.code_names):
+        absent = [name for name in present if prefix + name not in state]
+        missing.extend(prefix + name for name in absent)
+        if set(absent) - {"bias"}:
             return
-        bias = state.get(prefix + "bias") if self.bias is not None else None
-        if bias is not None and bias.shape != self.bias.shape:
-            errors.append(f"{prefix}bias: expected {list(self.bias.shape)}, got {list(bias.shape)}")
-            return
-        present = self._codes()
-        for name, code in zip(self.code_names, present, strict=True):
-            given = state[prefix + name]
-            if given.shape != code.shape or given.dtype != code.dtype:
-                errors.append(
-                    f"{prefix}{name}: expected {list(code.shape)} {code.dtype}, got {list(given.shape)} {given.dtype}"
-                )
+        given = {name: state[prefix + name] for name in present if name not in absent}
+        for name, tensor in given.items():
+            # A bias may come in any dtype and is rounded; codes and their scales may not.
+            wanted, got = (
+                f"{list(t.shape)}" + (f" {t.dtype}" if name != "bias" else "") for t in (present[name], tensor)
+            )
+            if wanted != got:
+                errors.append(f"{prefix}{name}: expected {wanted}, got {got}")
                 return
-        self._set_codes(*(state[prefix + name].to(self.device) for name in self.code_names))
+        bias = given.pop("bias", None)
         if bias is not None:
             self.bias.copy_(bias)
+        self._hold(type(self.packed)(**{name: code.to(self.packed.device) for name, code in given.items()}))
+
+    def _state(self) -> dict[str, Tensor]:
+        return self.packed.codes() | ({} if self.bias is None else {"bias": self.bias})
 
 
 class Int8Linear(QuantizedLinear):
-    """A linear layer with INT8 weights, one scale per output channel.
+    """A linear layer with INT8 weights, one scale per output channel."""
 
-    Buffers: q [out, in padded] int8, scales [out] BF16. Rows are padded with zeros to what the kernel reads at once.
-    """
-
-    bits = 8
-    code_names = ("q", "scales")
-
-    def __init__(self, in_features: int, out_features: int, **options) -> None:
-        super().__init__(in_features, out_features, **options)
-        self.kernel = kernels.int8_kernel("cpu")
-        width = kernels.ceil_to(in_features, kernels.INT8_WIDTH)
-        self.register_buffer("q", torch.zeros(out_features, width, dtype=torch.int8))
-        self.register_buffer("scales", torch.zeros(out_features, dtype=torch.bfloat16))
-
-    def _round(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        return quantize_int8(weight)
-
-    def _dense(self, q: Tensor, scales: Tensor) -> Tensor:
-        return dequantize_int8(q, scales)
-
-    def _codes(self) -> tuple[Tensor, Tensor]:
-        return self.q[:, : self.in_features].contiguous(), self.scales
-
-    def _install(self, q: Tensor, scales: Tensor) -> None:
-        self.kernel = kernels.int8_kernel(q.device.type)
-        self.q = F.pad(q, (0, kernels.ceil_to(self.in_features, kernels.INT8_WIDTH) - self.in_features)).contiguous()
-        self.scales = scales.clone()
-
-    def _matmul(self, rows: Tensor) -> Tensor:
-        padding = self.q.shape[1] - self.in_features
-        rows = F.pad(rows, (0, padding)) if padding else rows
-        return kernels.int8_matmul(rows, self.q, self.scales, self.kernel)
+    @classmethod
+    def from_weight(cls, weight: Tensor, bias: Tensor | None = None, *, keep_bfloat16: bool = False) -> Int8Linear:
+        """Quantise a weight [out, in] with an optional bias [out]."""
+        return cls(PackedInt8.from_weight(weight), bias, keep_bfloat16)
 
 
 class Int4Linear(QuantizedLinear):
-    """A linear layer with INT4 weights in blocks of group_size along the row, a scale and a zero per block.
+    """A linear layer with INT4 weights in blocks of group_size along the row, a scale and a zero per block."""
 
-    Buffers: packed (two codes per byte, in the kernel's layout), scales_and_zeros [in / group, out padded, 2] BF16.
-    Output channels are padded to the multiple that the kernel wants. Raises ValueError where group_size does not
-    divide in_features.
+    @classmethod
+    def from_weight(
+        cls, weight: Tensor, bias: Tensor | None = None, *, group_size: int = 32, keep_bfloat16: bool = False
+    ) -> Int4Linear:
+        """Quantise a weight [out, in] with an optional bias [out]; group_size is even and divides `in`."""
+        return cls(PackedInt4.from_weight(weight, group_size), bias, keep_bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizationReport:
+    """What `quantize_` did. Bytes are those of the layers it replaced, before and after, as a decode step reads them.
+
+    A tied head is a matrix of its own afterwards, since the embedding stays as it was.
     """
 
-    bits = 4
-    code_names = ("codes", "scales", "zeros")
+    weights: str
+    layers: int
+    skipped: tuple[str, ...]
+    kernels: tuple[str, ...]
+    linear_bytes_before: int
+    linear_bytes_after: int
 
-    def __init__(self, in_features: int, out_features: int, *, group_size: int = 32, **options) -> None:
-        super().__init__(in_features, out_features, **options)
-        if group_size < 2 or group_size % 2 or in_features % group_size:
-            raise ValueError(
-                f"group_size must be even and divide the row width, got group_size {group_size} and width {in_features}"
-            )
-        self.group_size = group_size
-        blocks = torch.zeros(out_features, in_features // group_size, dtype=torch.bfloat16)
-        self._install(torch.zeros(out_features, in_features // 2, dtype=torch.uint8), blocks, blocks)
 
-    def _round(self, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        blocks = quantize_int4(weight, self.group_size)
-        return kernels.nibbles(blocks.q), blocks.scales, blocks.zeros
+def quantize_(
+    model: nn.Module,
+    weights: str = "int4",
+    *,
+    skip: Sequence[str] = (),
+    group_size: int = 32,
+    keep_bfloat16: bool = False,
+) -> QuantizationReport:
+    """Replace the linear layers of a transformers model by INT8 or INT4 ones, in place.
 
-    def _dense(self, codes: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
-        return Blocks(kernels.from_nibbles(codes), scales, zeros, bits=4).dequantize()
+    weights: "int8" (one scale per output channel) or "int4" (blocks of group_size).
+    skip: names or patterns ("lm_head", "*.down_proj", "model.layers.0.*") of layers to leave alone; one that matches
+    no layer raises ValueError. A head tied to the embedding gets a weight of its own; the embedding does not change.
+    keep_bfloat16: see `QuantizedLinear`.
 
-    def _codes(self) -> tuple[Tensor, Tensor, Tensor]:
-        out = self.out_features
-        rows = self.scales_and_zeros.shape[1]
-        q = kernels.int4_unpack(self.packed, self.in_features, rows, self.kernel)[:out]
-        scales, zeros = self.scales_and_zeros[:, :out].permute(2, 1, 0).contiguous()
-        return kernels.nibbles(q), scales, zeros
+    Raises ValueError for a format it does not know, a model quantised before, a `skip` that leaves no layer, or a layer
+    whose width the group does not divide, and TypeError for weights that are no floats or a `skip` that is one string;
+    the model is untouched then.
+    """
+    linears, chosen = _choose(model, weights, skip)
+    kind, options = (Int8Linear, {}) if weights == "int8" else (Int4Linear, {"group_size": group_size})
+    replacements: dict[str, QuantizedLinear] = {}
+    made: dict[int, QuantizedLinear] = {}  # a module with two names stays one
+    for name, linear in chosen.items():
+        try:
+            if id(linear) not in made:
+                made[id(linear)] = kind.from_linear(linear, keep_bfloat16=keep_bfloat16, **options)
+            replacements[name] = made[id(linear)]
+        except (ValueError, TypeError) as error:
+            raise type(error)(f"layer {name!r}: {error}") from error
+    before = sum(p.nbytes for m in set(chosen.values()) for p in m.parameters(recurse=False))
+    for name, replacement in replacements.items():
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, replacement)
+    _untie(model)
+    return QuantizationReport(
+        weights=weights,
+        layers=len(made),
+        skipped=tuple(name for name in linears if name not in chosen),
+        kernels=tuple(sorted({layer.kernel for layer in made.values()})),
+        linear_bytes_before=before,
+        linear_bytes_after=sum(layer.nbytes for layer in made.values()),
+    )
 
-    def _install(self, codes: Tensor, scales: Tensor, zeros: Tensor) -> None:
-        self.kernel = kernels.int4_kernel(codes.device.type, self.in_features, self.group_size)
-        padding = kernels.ceil_to(self.out_features, kernels.INT4_ROWS) - self.out_features
-        q = F.pad(kernels.from_nibbles(codes), (0, 0, 0, padding))
-        table = F.pad(torch.stack((scales, zeros), dim=2), (0, 0, 0, 0, 0, padding))  # [out padded, blocks, 2]
-        self.register_buffer("packed", kernels.int4_pack(q, self.kernel))
-        self.register_buffer("scales_and_zeros", table.transpose(0, 1).contiguous())
 
-    def _matmul(self, rows: Tensor) -> Tensor:
-        y = kernels.int4_matmul(rows, self.packed, self.scales_and_zeros, self.group_size, self.kernel)
-        return y if y.shape[1] == self.out_features else y[:, : self.out_features].contiguous()
+def _choose(model: nn.Module, weights: str, skip: Sequence[str]) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
+    """All linear layers by name, and those to replace. Raises as `quantize_` says."""
+    if weights not in ("int8", "int4"):
+        raise ValueError(f"weights must be 'int8' or 'int4', got {weights!r}")
+    if isinstance(skip, str):
+        raise TypeError(f"skip={skip!r}; expected a list of names or patterns")
+    done = [name for name, module in model.named_modules() if isinstance(module, QuantizedLinear)]
+    if done:
+        raise ValueError(f"the model is quantised already ({len(done)} layers, the first is {done[0]!r})")
+    linears = {
+        name: module
+        for name, module in model.named_modules(remove_duplicate=False)
+        if isinstance(module, (nn.Linear, Conv1D))
+    }
+    if not linears:
+        raise ValueError(f"found no linear layer in {type(model).__name__}")
+    if "" in linears:
+        raise ValueError(f"a bare {type(model).__name__} cannot be replaced in place; use Int8Linear or Int4Linear")
+    unmatched = [pattern for pattern in skip if not any(fnmatchcase(name, pattern) for name in linears)]
+    if unmatched:
+        raise ValueError(f"skip names no linear layer: {unmatched}; the layers are named like {next(iter(linears))!r}")
+    chosen = {n: m for n, m in linears.items() if not any(fnmatchcase(n, pattern) for pattern in skip)}
+    if not chosen:
+        raise ValueError(f"skip={list(skip)} leaves no layer to quantise")
+    return linears, chosen
+
+
+def _untie(model: nn.Module) -> None:
+    """Keep transformers from tying a quantised head to the embedding again when it saves or loads."""
+    head = getattr(model, "lm_head", None)
+    config = getattr(model, "config", None)
+    if isinstance(head, QuantizedLinear) and getattr(config, "tie_word_embeddings", False):
+        model.config = copy.copy(config)  # another model may share it
+        model.config.tie_word_embeddings = False
+        model.all_tied_weights_keys = {}

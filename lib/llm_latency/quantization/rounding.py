@@ -1,20 +1,108 @@
-"""Rounding weights to a few bits, and back: plain functions, no kernels.
+"""Rounding numbers to a few bits, and back: plain functions, no kernels, no state.
 
-INT8 keeps one scale per output channel. INT4 cuts each row into blocks and keeps a scale and a zero per block:
+Symmetric, for INT8 weights and for cached keys and values: a group of numbers shares one scale, chosen so that its
+largest magnitude lands on the largest code:
+
+    scale = max|x| / (2 ** (bits - 1) - 1),    code = round(x / scale),    x is read back as code * scale
+
+so the error is at most half a scale. Zero is always exact, because there is no offset. A group of 8-bit codes runs from
+-127 to 127: the code -128 would have no mirror image.
+
+In blocks, for INT4 weights: a block along the row keeps a scale and a zero, so no code is lost where its numbers are
+not centred:
 
     weight = (q - 2 ** (bits - 1)) * scale + zero
 
 That is the grid of PyTorch's packed INT4 kernels; the blocks with a scale and a minimum are those of GGUF's Q4_1.
+
+Scales are BF16. It has the exponents of FP32, so the scale of a tiny group cannot underflow to zero as it can in FP16
+(there a group whose largest value is 1e-6 has a scale of 8e-9, below the smallest FP16 number), and it takes half the
+bytes of FP32. Its 8 bits of precision cost nothing: codes are computed from the scale as it is stored.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from llm_latency.arguments import check_count
+
+SCALE_DTYPE = torch.bfloat16
 WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def largest_code(bits: int) -> int:
+    """The largest code of a symmetric format: 127 for 8 bits, 7 for 4, 1 for 2.
+
+    Raises TypeError for anything but an int, ValueError outside 2 to 8 (the codes are stored as int8).
+    """
+    return 2 ** (check_count("bits", bits, 2, 8) - 1) - 1
+
+
+# -- symmetric ----------------------------------------------------------------------------------------------------
+
+
+def round_symmetric(
+    x: Tensor, *, dim: int, top: int = 127, scale_dtype: torch.dtype = SCALE_DTYPE
+) -> tuple[Tensor, Tensor]:
+    """Round x with one scale for all numbers along `dim`: the rounding of this library, without checks.
+
+    Returns (codes, scales): codes from -top to top in x's shape, whole numbers but still FP32; scales in x's shape with
+    1 at `dim`. A group that holds NaN or infinity gets NaN or infinity for a scale, and no number is read back from it.
+    """
+    largest = x.abs().amax(dim=dim, keepdim=True)
+    if x.dtype == torch.float16:
+        largest = largest.float()  # dividing in FP16 would underflow
+    # A group of zeros gets the smallest scale there is, and so codes of zero, not 0 / 0.
+    scales = (largest / top).to(scale_dtype).clamp_(min=torch.finfo(scale_dtype).tiny)
+    # Rounding a scale to BF16 can make it smaller by 1 part in 512: 127 then becomes 127.25, which still rounds to 127.
+    return torch.div(x, scales.float()).round_(), scales
+
+
+def dequantize(codes: Tensor, scales: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Read codes back: codes * scales, computed in FP32 and rounded once to `dtype`. scales broadcast to the codes."""
+    out = torch.empty(codes.shape, dtype=dtype, device=codes.device)
+    dequantize_into(out, codes, scales)
+    return out
+
+
+def dequantize_into(out: Tensor, codes: Tensor, scales: Tensor) -> None:
+    """`dequantize` into a tensor that is there already, of the codes' shape."""
+    x = codes.to(torch.float32).mul_(scales.float())  # converting first is much faster than a product of mixed types
+    if out.dtype == torch.float16:
+        # A scale rounded up can lift the largest number of a group just beyond FP16's 65504.
+        x.clamp_(-65504.0, 65504.0)
+    out.copy_(x)
+
+
+def quantize_symmetric(x: Tensor, *, dim: int, bits: int = 8) -> tuple[Tensor, Tensor]:
+    """`round_symmetric` with its arguments checked: codes int8 in x's shape, scales BF16 with 1 at `dim`.
+
+    For keys or values [batch, heads, seq, head_dim], dim=-1 is one scale per token, dim=-2 one scale per channel.
+
+    Raises TypeError if x is not floating point, ValueError for NaN or infinity, an empty `dim`, or `bits` out of range.
+    """
+    top = largest_code(bits)
+    if not x.is_floating_point():
+        raise TypeError(f"x is {x.dtype}; expected a floating-point tensor")
+    if x.shape[dim] == 0:
+        raise ValueError(f"x has shape {list(x.shape)}; dimension {dim} is empty, so there is nothing to scale by")
+    check_finite(x, "x")
+    codes, scales = round_symmetric(x, dim=dim, top=top)
+    return codes.to(torch.int8), scales
+
+
+def check_finite(x: Tensor, name: str) -> None:
+    """Raise ValueError if x holds NaN or infinity. On CUDA the answer is waited for."""
+    # A sum is one operation where isfinite and all are five, and a NaN or an infinity cannot leave a sum finite.
+    if not math.isfinite(x.detach().sum(dtype=torch.float32)) and not bool(torch.isfinite(x).all()):
+        raise ValueError(f"{name} holds NaN or infinity; expected finite numbers")
+
+
+# -- weights ------------------------------------------------------------------------------------------------------
 
 
 def check_weight(weight: Tensor) -> None:
@@ -27,29 +115,18 @@ def check_weight(weight: Tensor) -> None:
         raise ValueError(f"expected a weight of shape [out, in] with at least one element, got {list(weight.shape)}")
     if weight.device.type not in ("cpu", "cuda"):
         raise ValueError(f"cannot quantise a weight on device {weight.device}; expected cpu or cuda")
-    if not torch.isfinite(weight).all():
-        raise ValueError("cannot quantise a weight that holds NaN or infinity")
+    check_finite(weight, "the weight")
 
 
-def quantize_int8(weight: Tensor, scale_dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor]:
+def quantize_rows(weight: Tensor, *, top: int = 127, scale_dtype: torch.dtype = SCALE_DTYPE) -> tuple[Tensor, Tensor]:
     """Round a weight [out, in] to INT8, symmetric, one scale per output channel.
 
-    Returns q [out, in] int8 in -127..127 and scales [out] in scale_dtype; weight is about q * scales[:, None].
-    The codes are chosen with the scale as it is stored, so rounding the scale adds no error of its own.
+    Returns codes [out, in] int8 in -top..top and scales [out]; weight is about codes * scales[:, None].
     Raises TypeError or ValueError for a weight that is no finite float matrix.
     """
     check_weight(weight)
-    weight = weight.detach().float()
-    scales = (weight.abs().amax(dim=1) / 127).to(scale_dtype)
-    divisor = scales.float()
-    divisor = torch.where(divisor > 0, divisor, 1.0)  # an all-zero channel: any scale will do, the codes are 0
-    q = (weight / divisor[:, None]).round_().clamp_(-127, 127).to(torch.int8)
-    return q, scales
-
-
-def dequantize_int8(q: Tensor, scales: Tensor) -> Tensor:
-    """The FP32 weight [out, in] that INT8 codes [out, in] and scales [out] stand for."""
-    return q.float() * scales.float()[:, None]
+    codes, scales = round_symmetric(weight.detach().float(), dim=1, top=top, scale_dtype=scale_dtype)
+    return codes.to(torch.int8), scales[:, 0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,36 +154,22 @@ class Blocks:
         return (q * self.scales.float()[..., None] + self.zeros.float()[..., None]).view(out, width)
 
 
-def quantize_blocks(
-    weight: Tensor, *, bits: int = 4, group_size: int = 32, scale_dtype: torch.dtype = torch.bfloat16
-) -> Blocks:
+def quantize_blocks(weight: Tensor, *, bits: int = 4, group_size: int = 32) -> Blocks:
     """Round a weight [out, in] to `bits` bits in blocks of group_size along the row, with a scale and a zero each.
 
-    Scale and zero are rounded to scale_dtype first, and the codes chosen on that grid.
+    Scale and zero are rounded to BF16 first, and the codes chosen on that grid.
     Raises ValueError if group_size does not divide the row, or bits is not in 2..8.
     """
     check_weight(weight)
-    if not 2 <= bits <= 8:
-        raise ValueError(f"bits must be in 2..8, got {bits}")
+    half = largest_code(bits) + 1
     out, width = weight.shape
     if group_size < 1 or width % group_size:
         raise ValueError(f"group_size {group_size} does not divide the row width {width}")
     blocks = weight.detach().float().view(out, -1, group_size)  # [out, blocks, group_size]
     low, high = blocks.amin(dim=2), blocks.amax(dim=2)
-    scales = ((high - low) / (2**bits - 1)).to(scale_dtype)
+    scales = ((high - low) / (2**bits - 1)).to(SCALE_DTYPE)
     scales = torch.where(scales > 0, scales, 1.0)  # a constant block: zero holds its value
-    half = 2 ** (bits - 1)
-    zeros = torch.where(high > low, low + half * scales.float(), low).to(scale_dtype)
+    zeros = torch.where(high > low, low + half * scales.float(), low).to(SCALE_DTYPE)
     q = (blocks - zeros.float()[..., None]) / scales.float()[..., None]
     q = q.round_().add_(half).clamp_(0, 2**bits - 1).to(torch.uint8)
     return Blocks(q.view(out, width), scales, zeros, bits)
-
-
-def quantize_int4(weight: Tensor, group_size: int = 32) -> Blocks:
-    """Round a weight [out, in] to INT4 in blocks of group_size; see `quantize_blocks`."""
-    return quantize_blocks(weight, bits=4, group_size=group_size)
-
-
-def dequantize_int4(blocks: Blocks) -> Tensor:
-    """The FP32 weight [out, in] that INT4 blocks stand for."""
-    return blocks.dequantize()
