@@ -1,4 +1,8 @@
-"""The attention backends on a GPU: compiled kernels instead of interpreted ones. `llm-latency gpu-check` runs this."""
+"""The attention backends on a GPU: compiled kernels instead of interpreted ones.
+
+`make gpu` runs this on a real GPU. Plain pytest runs it on a pretend one, where Triton's kernels are interpreted again,
+a program a millisecond: there the sizes are small.
+"""
 
 from __future__ import annotations
 
@@ -36,12 +40,23 @@ def test_this_gpu_has_every_backend_or_a_reason():
     assert choose(q, k, v).backend in ("sdpa", "flash_attn")
 
 
-@pytest.mark.parametrize("backend", ["triton", "sdpa", "flash_attn"])
+@pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param(
+            "triton", marks=pytest.mark.silicon("races, pipelining and tensor cores are the compiled kernel's")
+        ),
+        "sdpa",
+        pytest.param("flash_attn", marks=pytest.mark.silicon("flash-attn has no kernel for anything else")),
+    ],
+)
 @pytest.mark.parametrize("dtype", [torch.float32, *HALF])
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128])
 @pytest.mark.parametrize("seq_q, seq_k", [(1000, 1000), (37, 1037), (129, 65), (1, 4097), (5, 3000)])
-def test_prefill_and_decode_as_good_as_the_peer(backend, dtype, head_dim, seq_q, seq_k):
+def test_prefill_and_decode_as_good_as_the_peer(backend, dtype, head_dim, seq_q, seq_k, gpu):
     """Guards against anything that the interpreter cannot show: races, pipelining, tensor-core rounding."""
+    if gpu and (seq_q == 1000 or head_dim > 80):
+        pytest.skip("the large sizes test the numerics of CUDA's kernels, and the CPU's would answer")
     q, k, v = cuda(seq_q=seq_q, seq_k=seq_k, heads=8, kv_heads=2, head_dim=head_dim, dtype=dtype, batch=2)
     kernel_runs(backend, q)
     for causal in (False, True):
@@ -49,7 +64,7 @@ def test_prefill_and_decode_as_good_as_the_peer(backend, dtype, head_dim, seq_q,
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_random_requests(seed):
+def test_random_requests(seed, gpu):
     """Guards against a shape, mask or layout at which the compiled kernels differ from the interpreted ones.
 
     Drawn by hand: gpu-check needs no hypothesis.
@@ -71,26 +86,33 @@ def test_random_requests(seed):
     mask = None
     if draw.random() < 0.5:
         full = (q.shape[0], q.shape[2], seq_q, seq_k)
-        mask = torch.rand([n if draw.random() < 0.5 else 1 for n in full]).cuda() < 0.7
+        shape = [n if draw.random() < 0.5 else 1 for n in full]
+        mask = torch.rand(shape, generator=torch.Generator().manual_seed(seed)).cuda() < 0.7
     arguments = dict(causal=draw.random() < 0.5, mask=mask)
-    for backend in ("triton", "flash", "sdpa", "auto"):
+    few = q.shape[0] * q.shape[2] * seq_q * seq_k < 20_000
+    for backend in ("triton", "flash", "sdpa", "auto") if few or gpu is None else ("flash", "sdpa", "auto"):
         if backend == "auto" or cannot(backend, q, mask=mask) is None:
             assert_as_good_as_peer(attend(q, k, v, backend=backend, **arguments), q, k, v, **arguments)
 
 
 @pytest.mark.parametrize("backend", ["flash", "triton", "sdpa"])
-def test_rows_that_see_nothing_and_poison_in_masked_slots(backend):
-    """Guards against NaN from an empty softmax, and from 0 * NaN in a tensor core."""
-    q, k, v = cuda(seq_q=200, seq_k=200, heads=4, kv_heads=2, head_dim=64, dtype=torch.float16)
+def test_rows_that_see_nothing_and_poison_in_masked_slots(backend, gpu):
+    """Guards against NaN from an empty softmax, and from 0 * NaN in a tensor core.
+
+    SDPA leaks NaN, and the blocked module then answers: equal to a rounding, not to the bit.
+    """
+    n = 70 if gpu and backend == "triton" else 200
+    q, k, v = cuda(seq_q=n, seq_k=n, heads=4, kv_heads=2, head_dim=64, dtype=torch.float16)
     kernel_runs(backend, q)
-    mask = torch.rand(200, 200, device="cuda") < 0.5
+    mask = torch.rand(n, n, generator=torch.Generator().manual_seed(7)).cuda() < 0.5
     mask[3] = False
-    mask[:, [5, 150]] = False
+    mask[:, [5, n - 50]] = False
     clean = attend(q, k, v, backend=backend, mask=mask)
     assert not clean[:, 3].any()
     for poison in (math.nan, math.inf, -math.inf):
-        k[:, [5, 150]], v[:, [5, 150]] = poison, poison
-        assert torch.equal(attend(q, k, v, backend=backend, mask=mask), clean)
+        k[:, [5, n - 50]], v[:, [5, n - 50]] = poison, poison
+        poisoned = attend(q, k, v, backend=backend, mask=mask)
+        assert torch.allclose(poisoned, clean, rtol=0, atol=2e-3 if backend == "sdpa" else 0)
         assert torch.equal(attend(q[:, :1], k, v, backend=backend, mask=mask[:1]).isfinite(), clean[:, :1].isfinite())
     causal = attend(q, k, v, backend=backend, causal=True)
     assert causal[:, :5].isfinite().all()
@@ -116,18 +138,20 @@ def test_fp16_scores_beyond_65504_stay_finite():
 
 
 @pytest.mark.parametrize("splits", [1, 7, 64, None])
-def test_a_long_cache_split_in_any_number(splits):
+def test_a_long_cache_split_in_any_number(splits, gpu):
     """Guards against splits that lose or repeat keys at 32k."""
     from llm_latency.attention.triton_decode import decode
 
-    q, k, v = cuda(seq_q=1, seq_k=32_768 + 5, heads=32, kv_heads=8, head_dim=128, dtype=torch.bfloat16)
+    keys = 700 if gpu else 32_768
+    q, k, v = cuda(seq_q=1, seq_k=keys + 5, heads=32, kv_heads=8, head_dim=128, dtype=torch.bfloat16)
     kernel_runs("triton", q)
     assert_as_good_as_peer(decode(q, k, v, True, None, 128**-0.5, splits=splits), q, k, v, causal=True)
 
 
-def test_memory_grows_by_the_line():
+def test_memory_grows_by_the_line(gpu):
     """Guards against a matrix of scores: 16k tokens would take 8 GB of it in FP32 per 8 heads."""
-    q, k, v = cuda(seq_q=16_384, seq_k=16_384, heads=8, kv_heads=8, head_dim=64, dtype=torch.bfloat16)
+    n = 1024 if gpu else 16_384
+    q, k, v = cuda(seq_q=n, seq_k=n, heads=8, kv_heads=8, head_dim=64, dtype=torch.bfloat16)
     kernel_runs("triton", q)
     for backend in ("triton", "flash"):
         extra = peak_extra_bytes(lambda b=backend: attend(q, k, v, backend=b, causal=True), device="cuda")
@@ -146,24 +170,26 @@ def test_wrong_device_is_named():
 
 @pytest.mark.parametrize("implementation", ["llm_latency_flash", "llm_latency_triton"])
 @pytest.mark.parametrize("options", [{}, dict(cache_implementation="static", disable_compile=True)], ids=str)
-def test_greedy_ids_equal_eager(tiny_llama, implementation, options):
+def test_greedy_ids_equal_eager(tiny_llama, implementation, options, gpu):
     """Guards against kernels that are right alone and wrong behind a model's layouts, masks and caches."""
     kernel_runs("triton", torch.zeros(1, 1, 1, 16, device="cuda"))
     model = tiny_llama.cuda()
-    ids = torch.randint(3, 97, (2, 40), generator=torch.Generator().manual_seed(1)).cuda()
+    tokens, new = (14, 3) if gpu and implementation == "llm_latency_triton" else (40, 20)
+    ids = torch.randint(3, 97, (2, tokens), generator=torch.Generator().manual_seed(1)).cuda()
     attention_mask = torch.ones_like(ids)
     ids[0, :9], attention_mask[0, :9] = 2, 0
     found = {}
     for name in ("eager", implementation):
         model.set_attn_implementation(name)
         found[name] = model.generate(
-            ids, attention_mask=attention_mask, max_new_tokens=20, do_sample=False, eos_token_id=None, **options
+            ids, attention_mask=attention_mask, max_new_tokens=new, do_sample=False, eos_token_id=None, **options
         )
     assert torch.equal(found["eager"], found[implementation])
 
 
-def test_the_module_in_any_block_size():
+def test_the_module_in_any_block_size(gpu):
     """Guards against block sizes that only work on the CPU."""
-    q, k, v = cuda(seq_q=77, seq_k=130, head_dim=72, dtype=torch.bfloat16)
+    seq_q, seq_k = (17, 40) if gpu else (77, 130)
+    q, k, v = cuda(seq_q=seq_q, seq_k=seq_k, head_dim=72, dtype=torch.bfloat16)
     for block in (1, 33, 512):
         assert_as_good_as_peer(FlashAttention(block, block)(q, k, v, causal=True), q, k, v, causal=True)

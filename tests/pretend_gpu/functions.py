@@ -6,10 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 from pretend_gpu.gpu import Gpu
-from pretend_gpu.tensors import CPU, DeviceTensor, download, upload
+from pretend_gpu.tensors import CPU, DeviceTensor, change, download, tensors_in, upload
 
 
 class _AnyGenerator(type(torch._C.Generator)):
@@ -52,14 +51,17 @@ class Functions(TorchFunctionMode):
             return func(*args, **kwargs)
         if func in SPECIAL:
             return SPECIAL[func](gpu, func, args, kwargs)
-        leaves = tree_leaves((args, kwargs))
         device = None if kwargs.get("device") is None else as_device(kwargs["device"])
-        there = any(isinstance(x, DeviceTensor) for x in leaves) if device is None else device.type == "cuda"
+        there = (
+            any(isinstance(x, DeviceTensor) for x in tensors_in((args, kwargs)))
+            if device is None
+            else device.type == "cuda"
+        )
         if device is not None and device.type == "cuda":
             kwargs["device"] = CPU
         if kwargs.get("pin_memory"):
             kwargs["pin_memory"] = False
-        for generator in leaves:
+        for generator in (*args, *kwargs.values()):
             if isinstance(generator, torch._C.Generator) and generator.device.type != ("cuda" if there else "cpu"):
                 raise RuntimeError(
                     f"Expected a '{'cuda' if there else 'cpu'}' device type for generator but found "
@@ -125,10 +127,10 @@ def _tensor(gpu: Gpu, func, args: tuple, kwargs: dict) -> Tensor:
             return _to(gpu, Tensor.to, (first, device), kwargs)
     requires_grad = kwargs.pop("requires_grad", False)
     data = args[0]
-    if isinstance(data, (list, tuple)) and any(isinstance(x, DeviceTensor) for x in tree_leaves(data)):
+    if isinstance(data, (list, tuple)) and any(isinstance(x, DeviceTensor) for x in tensors_in(data)):
         gpu.sync(f"{func.__name__} of device tensors")  # one wait for each, at the least
         with gpu.standing_aside():
-            args = (torch.utils._pytree.tree_map(lambda x: x.held.item() if isinstance(x, DeviceTensor) else x, data),)
+            args = (change(lambda x: x.held.item() if isinstance(x, DeviceTensor) else x, data),)
     there = device is not None and as_device(device).type == "cuda"
     if not there:
         gpu.refuse_in_capture(f"{func.__name__} on the host")

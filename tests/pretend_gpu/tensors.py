@@ -7,7 +7,6 @@ import functools
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 from pretend_gpu.gpu import Gpu
 from pretend_gpu.kernels import CUDA_ONLY
@@ -65,6 +64,28 @@ class Operators(TorchDispatchMode):
         return operate(self.gpu, func, args, kwargs or {})
 
 
+def tensors_in(x) -> list[Tensor]:
+    """Every tensor of an operator's arguments or results, in order. (torch's pytree takes longer than the operator.)"""
+    if isinstance(x, Tensor):
+        return [x]
+    if isinstance(x, dict):
+        x = x.values()
+    elif not isinstance(x, (list, tuple)):
+        return []
+    return [tensor for part in x for tensor in tensors_in(part)]
+
+
+def change(f, x):
+    """x with every tensor in it put through f."""
+    if isinstance(x, Tensor):
+        return f(x)
+    if isinstance(x, (list, tuple)):
+        return type(x)(change(f, part) for part in x)
+    if isinstance(x, dict):
+        return {name: change(f, part) for name, part in x.items()}
+    return x
+
+
 @functools.cache
 def _writes(func) -> tuple[bool, ...]:
     """Which arguments of an operator it writes to."""
@@ -97,7 +118,7 @@ def operate(gpu: Gpu, func, args: tuple, kwargs: dict):
     if gpu.aside:
         return func(*args, **kwargs)
     name = func._schema.name.removeprefix("aten::")
-    tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+    tensors = tensors_in((args, kwargs))
     ours = [x for x in tensors if isinstance(x, DeviceTensor)]
     device = kwargs.get("device")
     if device is not None and device.type == "cuda":  # from code that torch's own Python calls
@@ -120,7 +141,7 @@ def operate(gpu: Gpu, func, args: tuple, kwargs: dict):
         if by_mask and not number:
             gpu.sync(f"{name} by a mask")
         args = (args[0], places, *args[2:])
-        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        tensors = tensors_in((args, kwargs))
     others = [x for x in tensors if not isinstance(x, DeviceTensor)]
     scalars = torch.Tag.pointwise in func.tags or name in TAKES_A_CPU_SCALAR or name in INDEXING
     if any(x.dim() > 0 or not scalars for x in others):
@@ -129,7 +150,7 @@ def operate(gpu: Gpu, func, args: tuple, kwargs: dict):
         gpu.sync(name)
     if gpu.landing == "host" and name in LIKE and device is not None:  # x.new_zeros(..., device="cpu")
         with gpu.standing_aside():
-            return func(*tree_map(_held, args), **kwargs)
+            return func(*change(_held, args), **kwargs)
     return _run(gpu, func, args, kwargs, tensors)
 
 
@@ -159,7 +180,7 @@ def _copy_between(gpu: Gpu, to: Tensor, source: Tensor) -> Tensor:
 def _run(gpu: Gpu, func, args: tuple, kwargs: dict, tensors: list[Tensor]):
     """Run an operator on the held values; wrap what it makes; write it down if a graph is captured."""
     known = {id(_held(x)): x for x in tensors}
-    values, named = tree_map(_held, args), tree_map(_held, kwargs)
+    values, named = change(_held, args), change(_held, kwargs)
     capture = gpu.capture
     kernel = CUDA_ONLY.get(func._schema.name.removeprefix("aten::"))
     compute = functools.partial(kernel, gpu.card) if kernel else func
@@ -172,14 +193,14 @@ def _run(gpu: Gpu, func, args: tuple, kwargs: dict, tensors: list[Tensor]):
                 if writes and isinstance(argument, Tensor):
                     capture.keep(argument.untyped_storage())
         result = compute(*values, **named)
-        made = [x for x in tree_leaves(result) if isinstance(x, Tensor) and id(x) not in known]
+        made = [x for x in tensors_in(result) if id(x) not in known]
         if capture is not None and not func.is_view:
             _write_down(capture, compute, values, named, made)
 
-        def wrap(x):
-            return known[id(x)] if id(x) in known else DeviceTensor(x) if isinstance(x, Tensor) else x
+        def wrap(x: Tensor) -> Tensor:
+            return known[id(x)] if id(x) in known else DeviceTensor(x)
 
-        wrapped = tree_map(wrap, result)
+        wrapped = change(wrap, result)
     for x in tensors:
         if isinstance(x, DeviceTensor) and x.held.shape != x.shape:
             raise NotImplementedError(f"{func} changes a shape in place, which the pretend device cannot follow")
@@ -193,8 +214,8 @@ def _write_down(capture, compute, values: tuple, named: dict, made: list[Tensor]
     capture.made.extend(made)
 
     def again() -> None:
-        fresh = [x for x in tree_leaves(compute(*values, **named)) if isinstance(x, Tensor)]
-        places = [x for x in fresh if not any(x is y for y in tree_leaves((values, named)))]
+        fresh = tensors_in(compute(*values, **named))
+        places = [x for x in fresh if not any(x is y for y in tensors_in((values, named)))]
         for place, x in zip(made, places, strict=True):
             place.copy_(x)
 
