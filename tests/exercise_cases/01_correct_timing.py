@@ -94,7 +94,7 @@ WRONG = {
         ),
         (
             "no return",
-            "the result is None: is a `return` missing?",
+            "the result: None. Is a `return` missing?",
             """
             print(stages)
         """,
@@ -189,7 +189,7 @@ WRONG = {
         ),
         (
             "only the median",
-            "expected tuple or list",
+            "expected list or tuple",
             """
             return statistics.median(samples_ms[warmup:])
         """,
@@ -265,7 +265,7 @@ WRONG = {
         ),
         (
             "the least",
-            "The least sample follows the quick ones",
+            "The least sample follows the quick calls",
             """
             samples = {name: [] for name in versions}
             for work in versions.values():
@@ -282,7 +282,7 @@ WRONG = {
         ),
         (
             "the warm-up not awaited",
-            "begins while the warm-up is still in the queue",
+            "is the warm-up awaited?",
             """
             samples = {name: [] for name in versions}
             for work in versions.values():
@@ -298,7 +298,7 @@ WRONG = {
         ),
         (
             "the mean",
-            "A mean follows those",
+            "A mean follows the few slow calls",
             """
             samples = {name: [] for name in versions}
             for work in versions.values():

@@ -7,16 +7,16 @@ import sysconfig
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 import torch
 
-from every_millisecond.checks.describe import describe, describe_call
-from every_millisecond.checks.failure import CheckFailed
+from every_millisecond.checks.failure import CheckFailed, describe, describe_call
 from every_millisecond.checks.time_limit import OutOfTime, run_within
 
 STUB = "not solved yet"  # what nbgrader_config.py lets an unsolved function raise
 LIMIT_S = 5.0
-_LIBRARIES = [str(Path(__file__).parents[1]), *(sysconfig.get_paths()[key] for key in ("stdlib", "purelib", "platlib"))]
+_LIBRARIES = [str(Path(__file__).parents[2]), *(sysconfig.get_paths()[key] for key in ("stdlib", "purelib", "platlib"))]
 
 
 def call(fn: Callable, *args: object, limit_s: float = LIMIT_S, may_change: bool = False, **kwargs: object) -> object:
@@ -49,13 +49,13 @@ def call_raising(expected: type[Exception], fn: Callable, *args: object, why: st
 
 def attempt(
     fn: Callable, args: tuple, kwargs: dict, limit_s: float, may_change: bool
-) -> tuple[object, Exception | None]:
-    """(value, None) or (None, the learner's exception)."""
+) -> tuple[object, Exception | SystemExit | None]:
+    """(value, None) or (None, the learner's exception; `exit()` is one, too)."""
     if not callable(fn):
         raise CheckFailed(f"expected a function, got {describe(fn)}")
     before = None if may_change else _copy((args, kwargs))
     try:
-        value = run_within(limit_s, lambda: fn(*args, **kwargs))
+        value = run_within(limit_s, lambda: fn(*args, **kwargs), own=_is_the_learners)
     except OutOfTime:
         raise CheckFailed(
             f"{describe_call(fn, args, kwargs)} was stopped after {limit_s:g} s: does a loop never end?"
@@ -64,20 +64,26 @@ def attempt(
         if str(error) == STUB:  # torch raises NotImplementedError, too, for an operator that a device lacks
             raise CheckFailed(f"{STUB}: {describe(fn)} still raises NotImplementedError") from None
         return None, error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return None, error
     if not may_change:
         _unchanged(fn, before, (args, kwargs))
     return value, None
 
 
-def _told(error: Exception) -> str:
+def _is_the_learners(frame: FrameType) -> bool:
+    file = frame.f_code.co_filename
+    return not file.startswith("<frozen") and not any(file.startswith(folder) for folder in _LIBRARIES)
+
+
+def _told(error: BaseException) -> str:
     """`ZeroDivisionError: division by zero, in your line 4: return total / n`."""
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if "dummy base class Event" in text:  # what torch says without CUDA
+        text += " (torch.cuda.Event needs a GPU; the exercise brings its own: stream.record_event())"
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
-        file = frame.f_code.co_filename
-        if not file.startswith("<frozen") and not any(file.startswith(folder) for folder in _LIBRARIES):
-            source = linecache.getline(file, line).strip()
+        if _is_the_learners(frame):
+            source = linecache.getline(frame.f_code.co_filename, line).strip()
             return f"{text}, in your line {line}{': ' + source if source else ''}"
     return text
 

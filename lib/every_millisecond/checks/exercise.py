@@ -6,17 +6,24 @@ import contextlib
 import functools
 import importlib
 import io
+import logging
+import os
 import pkgutil
+import random
 import secrets
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
 
 import every_millisecond.checks
 from every_millisecond.checks import progress
-from every_millisecond.checks.describe import describe
-from every_millisecond.checks.draw import Draw
-from every_millisecond.checks.failure import CheckFailed
+from every_millisecond.checks.draw import Draw, NoSuchDraw
+from every_millisecond.checks.failure import CheckFailed, describe
 
 _SHOWN_LINES = 8
+_SHOWN_LETTERS = 100_000  # a loop that prints for ever must not fill the memory
 _REGISTERED: dict[str, dict[str, str]] = {}
 
 
@@ -35,19 +42,18 @@ def exercise(chapter: str, title: str) -> Callable[[Callable], Callable[..., Non
 
         @functools.wraps(check)
         def checked(*objects: object, seed: int | None = None) -> None:
-            draw = Draw(secrets.randbits(32) if seed is None else seed)
-            printed = _Capped()
+            seed = secrets.randbits(32) if seed is None else seed
             try:
-                with contextlib.redirect_stdout(printed):
+                with _shown_on_stdout(), _seeded(seed):
                     for learners in objects:
                         _not_the_librarys(learners)
-                    check(*objects, draw)
+                    check(*objects, Draw(seed))
+            except NoSuchDraw:
+                raise
             except Exception as error:
                 failure = _as_failure(error)
-                failure.seed = draw.seed
+                failure.seed = seed
                 raise failure from None
-            finally:
-                printed.show()
             progress.record(chapter, check.__name__)
             print(f"passed: {title}")
 
@@ -59,7 +65,7 @@ def exercise(chapter: str, title: str) -> Callable[[Callable], Callable[..., Non
 def registered() -> dict[str, dict[str, str]]:
     """All exercises with a check: chapter -> name of the check -> title."""
     for module in pkgutil.iter_modules(every_millisecond.checks.__path__):
-        if module.name.startswith("ch"):
+        if module.name.startswith("ch") or module.name == "bug_zoo":
             importlib.import_module(f"every_millisecond.checks.{module.name}")
     return {chapter: dict(_REGISTERED[chapter]) for chapter in sorted(_REGISTERED)}
 
@@ -75,15 +81,81 @@ def _as_failure(error: Exception) -> CheckFailed:
 
 def _not_the_librarys(learners: object) -> None:
     """A check must judge what the learner wrote: the library's own function would always pass."""
-    if str(getattr(learners, "__module__", "")).startswith("llm_latency"):
+    if str(getattr(learners, "__module__", "")).startswith(("llm_latency", "every_millisecond")):
         raise CheckFailed(f"{describe(learners)} is the library's own; hand in the one you wrote in the cell above")
 
 
+@contextlib.contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """The seed also draws what a learner's own torch.randn, numpy.random and random draw; theirs goes on afterwards."""
+    before = random.getstate(), np.random.get_state(), torch.default_generator.get_state()  # noqa: NPY002  learners use it
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+    torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])  # noqa: NPY002
+        torch.default_generator.set_state(before[2])
+
+
+@contextlib.contextmanager
+def _shown_on_stdout() -> Iterator[None]:
+    """Show what is printed inside afterwards, the first lines of it, all on stdout.
+
+    nbgrader gives no points to a cell with anything on stderr, and a right answer may well make PyTorch warn: by
+    `warnings`, by a logger that has kept the stream of old, or from C++ to the file descriptor.
+    """
+    printed = _Capped()
+    try:
+        with contextlib.redirect_stdout(printed), _loggers_on(printed), _descriptor_2_on(printed):
+            with contextlib.redirect_stderr(printed):
+                yield
+    finally:
+        printed.show()
+
+
+@contextlib.contextmanager
+def _loggers_on(printed: io.StringIO) -> Iterator[None]:
+    loggers = [logging.root, *(x for x in logging.root.manager.loggerDict.values() if isinstance(x, logging.Logger))]
+    moved = [
+        (handler, handler.stream)
+        for handler in {handler for logger in loggers for handler in logger.handlers}
+        if isinstance(handler, logging.StreamHandler) and not isinstance(handler, logging.FileHandler)
+    ]
+    for handler, _ in moved:
+        handler.setStream(printed)
+    try:
+        yield
+    finally:
+        for handler, stream in moved:
+            handler.setStream(stream)
+
+
+@contextlib.contextmanager
+def _descriptor_2_on(printed: io.StringIO) -> Iterator[None]:
+    try:
+        kept = os.dup(2)
+    except OSError:  # closed, as under pythonw
+        yield
+        return
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            file.seek(0)
+            printed.write(file.read(_SHOWN_LETTERS).decode(errors="replace"))
+
+
 class _Capped(io.StringIO):
-    """Keeps the beginning of what is printed: a loop that prints for ever must not fill the memory."""
+    """Keeps the beginning of what is printed."""
 
     def write(self, text: str) -> int:
-        if self.tell() < 100_000:
+        if self.tell() < _SHOWN_LETTERS:
             super().write(text)
         return len(text)
 

@@ -1,17 +1,20 @@
-"""What a check expects of a value, each with the message that a learner needs: what came, what should have come."""
+"""What a check expects of a value, each with the message that a learner needs: what came, what should have come.
+
+Messages begin with the thing and a colon, so that they read the same for one and for many: "the scales: shape [3]".
+"""
 
 from __future__ import annotations
 
+import decimal
 import math
+import numbers
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from every_millisecond.checks.describe import describe
-from every_millisecond.checks.failure import CheckFailed
-
-_NOTHING = "{what} is None: is a `return` missing? (print does not return)"
+from every_millisecond.checks.failure import CheckFailed, describe
 
 
 def that(holds: bool, message: str) -> None:
@@ -20,38 +23,56 @@ def that(holds: bool, message: str) -> None:
         raise CheckFailed(message)
 
 
+def _is_kind(holds: bool, value: object, what: str, expected: str) -> None:
+    that(value is not None, f"{what}: None. Is a `return` missing? (print does not return)")
+    that(holds, f"{what}: {describe(value)} ({type(value).__name__}); expected {expected}")
+
+
 def kind(value: object, expected: type | tuple[type, ...], what: str) -> object:
     """The value, if it is of that type."""
-    that(value is not None, _NOTHING.format(what=what))
     names = " or ".join(t.__name__ for t in (expected if isinstance(expected, tuple) else (expected,)))
-    that(isinstance(value, expected), f"{what} is {describe(value)} ({type(value).__name__}); expected {names}")
+    _is_kind(isinstance(value, expected), value, what, names)
     return value
 
 
-def items(value: object, count: int, what: str, of: str) -> Sequence:
-    """A tuple or list of `count` items; `of` says which they are: "median, p10, p90"."""
-    kind(value, (tuple, list), what)
-    that(len(value) == count, f"{what} has {len(value)} items; expected {count}: {of}")
-    return value
+def sequence(value: object, what: str) -> list:
+    """A list, a tuple, or a tensor or array of one dimension, as a list."""
+    if isinstance(value, Tensor | np.ndarray) and value.ndim == 1:
+        return value.tolist()
+    _is_kind(isinstance(value, list | tuple), value, what, "list or tuple")
+    return list(value)
+
+
+def items(value: object, count: int, what: str, of: str) -> list:
+    """A sequence of `count` items; `of` says which they are: "median, p10, p90"."""
+    found = sequence(value, what)
+    that(len(found) == count, f"{what}: {len(found)} items; expected {count}: {of}")
+    return found
 
 
 def number(value: object, what: str) -> float:
-    """A finite number as a float; a tensor of one element counts."""
-    that(value is not None, _NOTHING.format(what=what))
-    if isinstance(value, Tensor) and value.numel() == 1:
+    """A finite number as a float; a tensor or array of one element counts."""
+    if (isinstance(value, Tensor) and value.numel() == 1) or (isinstance(value, np.ndarray) and value.size == 1):
         value = value.item()
-    # numpy's scalars have no common base with float, but all can say what they are as a float
-    is_number = not isinstance(value, bool | str | Tensor) and hasattr(value, "__float__")
-    that(is_number, f"{what} is {describe(value)} ({type(value).__name__}); expected a number")
-    that(math.isfinite(float(value)), f"{what} is {float(value)}; expected a finite number")
+    is_number = isinstance(value, numbers.Real | decimal.Decimal) and not isinstance(value, bool)
+    _is_kind(is_number, value, what, "a number")
+    that(math.isfinite(float(value)), f"{what}: {float(value)}; expected a finite number")
     return float(value)
 
 
 def whole(value: object, what: str) -> int:
     """A whole number as an int."""
     found = number(value, what)
-    that(found == int(found), f"{what} is {found:g}; expected a whole number")
+    that(found == int(found), f"{what}: {found:g}; expected a whole number")
     return int(found)
+
+
+def truth(value: object, what: str) -> bool:
+    """Yes or no: a bool of Python, numpy or torch, or 1 or 0."""
+    if (isinstance(value, Tensor) and value.numel() == 1) or (isinstance(value, np.ndarray) and value.size == 1):
+        value = value.item()
+    _is_kind(isinstance(value, bool | np.bool_) or value in (0, 1), value, what, "True or False")
+    return bool(value)
 
 
 def tensor(
@@ -64,20 +85,17 @@ def tensor(
     finite: bool = True,
 ) -> Tensor:
     """A tensor of that shape, dtype and device type, without NaN or infinities unless `finite` is False."""
-    that(value is not None, _NOTHING.format(what=what))
-    that(isinstance(value, Tensor), f"{what} is {describe(value)} ({type(value).__name__}); expected a tensor")
+    _is_kind(isinstance(value, Tensor), value, what, "a tensor")
     if shape is not None:
-        that(list(value.shape) == list(shape), f"{what} has shape {list(value.shape)}; expected {list(shape)}")
+        that(list(value.shape) == list(shape), f"{what}: shape {list(value.shape)}; expected {list(shape)}")
     if dtype is not None:
-        that(value.dtype == dtype, f"{what} has dtype {value.dtype}; expected {dtype}")
+        that(value.dtype == dtype, f"{what}: dtype {value.dtype}; expected {dtype}")
     if device is not None:
         wanted = torch.device(device).type
-        that(value.device.type == wanted, f"{what} lies on {value.device}; expected {wanted}")
+        that(value.device.type == wanted, f"{what}: on {value.device}; expected {wanted}")
     if finite and value.is_floating_point():
-        bad = value.isnan()
-        that(not bad.any(), f"{what} holds NaN, {int(bad.sum())} of {value.numel()} values; expected numbers only")
-        bad = value.isinf()
-        that(not bad.any(), f"{what} holds infinities, {int(bad.sum())} of {value.numel()} values")
+        for bad, name in ((value.isnan(), "NaN"), (value.isinf(), "infinity")):
+            that(not bad.any(), f"{what}: {name} in {int(bad.sum())} of {value.numel()} values")
     return value
 
 
@@ -93,10 +111,17 @@ def near(
 
     if close(found, want):
         return
-    for name, wrong in (mistakes or {}).items():
-        if close(found, wrong):
-            raise CheckFailed(f"{what} is {found:.6g}; expected {want:.6g}. {name}")
-    raise CheckFailed(f"{what} is {found:.6g}; expected {want:.6g}")
+    name = next((name for name, wrong in (mistakes or {}).items() if close(found, wrong)), "")
+    raise CheckFailed(f"{what}: {_unlike(found, want)}. {name}".removesuffix(". "))
+
+
+def _unlike(found: float, want: float) -> str:
+    """Both numbers, with as many digits as it takes to see that they differ."""
+    for digits in (6, 9, 12, 17):
+        texts = f"{found:.{digits}g}", f"{want:.{digits}g}"
+        if texts[0] != texts[1]:
+            break
+    return f"{texts[0]}; expected {texts[1]}"
 
 
 def close(
@@ -107,20 +132,30 @@ def close(
     found = tensor(value, what, shape=want.shape, dtype=want.dtype if dtype else None, finite=False)
 
     def is_close(other: Tensor) -> bool:
-        if other.shape != found.shape:
-            return False
-        return torch.allclose(found.double(), other.double(), rtol=rel, atol=absolute, equal_nan=True)
+        return other.shape == found.shape and torch.allclose(
+            found.double(), other.double(), rtol=rel, atol=absolute, equal_nan=True
+        )
 
     if is_close(want):
         return
     for name, wrong in (mistakes or {}).items():
-        if is_close(wrong):
-            raise CheckFailed(f"{what} is wrong. {name}")
+        that(not is_close(wrong), f"{what}: wrong. {name}")
     tensor(found, what, finite=bool(want.isfinite().all()))  # a plain NaN has a message of its own
     distance = (found.double() - want.double()).abs().masked_fill(found == want, 0)  # inf - inf is no distance
     worst = int(distance.argmax()) if want.numel() else 0
-    place = [int(i) for i in torch.unravel_index(torch.tensor(worst), want.shape)]
+    place = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), want.shape))
     raise CheckFailed(
-        f"{what} is wrong, most at {place}: {found[tuple(place)].item():.5g} where "
-        f"{want[tuple(place)].item():.5g} was expected"
+        f"{what}: wrong, most at {list(place)}: {found[place].item():.5g} where {want[place].item():.5g} was expected"
     )
+
+
+def all_alike(found: list, want: list, mistakes: Mapping[str, list], told: Mapping[int, str]) -> None:
+    """The answers to many cases. All wrong in one known way have that way named; others are told by the first case.
+
+    told: what to say of a case, by its number; a list will do.
+    """
+    if found == want:
+        return
+    for name, wrong in mistakes.items():
+        that(found != wrong, name)
+    raise CheckFailed(told[next(i for i, pair in enumerate(zip(found, want, strict=True)) if pair[0] != pair[1])])

@@ -1,45 +1,69 @@
-"""A time limit for code that may loop for ever."""
+"""A time limit for code that may loop for ever, and may catch whatever is raised to end it."""
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import signal
+import sys
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable
+from types import FrameType
 from typing import TypeVar
 
 T = TypeVar("T")
+AGAIN_S = 0.02  # from one strike to the next
+GIVE_UP_S = 1.0  # a thread that has survived so many strikes is left behind
 
 
 class OutOfTime(BaseException):
     """Raised inside the running code. Not an Exception, so that a learner's `except Exception` lets it through."""
 
 
-def run_within(seconds: float, work: Callable[[], T]) -> T:
+def run_within(seconds: float, work: Callable[[], T], *, own: Callable[[FrameType], bool] = lambda frame: True) -> T:
     """What `work()` returns or raises; OutOfTime if it takes longer than `seconds`.
 
     On the main thread a timer signal ends it, wherever the interpreter is. Elsewhere (Windows, a kernel's subshell) it
     runs on a thread of its own that is asked to end, and is left behind if it sits in compiled code.
+
+    A bare `except:` swallows what is raised, so it is raised again and again; and from the second time on, on the main
+    thread, also at the next line of each frame that is `own`: that line stands in the handler, outside its `try`.
     """
     if hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread():
-        with _alarm(seconds):
-            return work()
+        return _on_the_main_thread(seconds, work, own)
     return _on_a_thread(seconds, work)
 
 
-@contextlib.contextmanager
-def _alarm(seconds: float) -> Iterator[None]:
-    def ring(signum, frame):
+def _on_the_main_thread(seconds: float, work: Callable[[], T], own: Callable[[FrameType], bool]) -> T:
+    over, strikes, tracing = False, 0, sys.gettrace()
+
+    def ring(signum: int, frame: FrameType | None) -> None:
+        nonlocal strikes
+        if over or frame is None or frame.f_code is _on_the_main_thread.__code__:
+            return  # it has just ended
+        strikes += 1
+        if strikes > 1:
+            sys.settrace(lambda *_: None)  # switches tracing on; the frames below have a trace function of their own
+            while frame is not None and frame.f_code is not _on_the_main_thread.__code__:
+                if own(frame):
+                    frame.f_trace = _strike
+                frame = frame.f_back
         raise OutOfTime
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN_S)
     try:
-        yield
+        return work()
     finally:
+        over = True
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        if strikes:
+            sys.settrace(tracing)
+
+
+def _strike(frame: FrameType, event: str, arg: object) -> None:
+    raise OutOfTime
 
 
 def _on_a_thread(seconds: float, work: Callable[[], T]) -> T:
@@ -52,11 +76,21 @@ def _on_a_thread(seconds: float, work: Callable[[], T]) -> T:
         except BaseException as error:
             errors.append(error)
 
-    thread = threading.Thread(target=run, name="check", daemon=True)
+    def run_to_the_end() -> None:
+        try:
+            run()
+        except OutOfTime:  # a strike that came late
+            errors.append(OutOfTime())
+
+    thread = threading.Thread(target=run_to_the_end, name="check", daemon=True)
     thread.start()
     thread.join(seconds)
-    if thread.is_alive():
+    late = thread.is_alive()
+    deadline = time.monotonic() + GIVE_UP_S
+    while thread.is_alive() and time.monotonic() < deadline:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(OutOfTime))
+        thread.join(AGAIN_S)
+    if late:
         raise OutOfTime
     if errors:
         raise errors[0]
