@@ -1,57 +1,40 @@
 // One pass of a Llama-family model as one function: no operators, no launches, and between two matrices only a barrier.
+// First the numbers (32 weights share a scale and a minimum, 32 activations a scale, all else is integers), then their
+// products (LANES output rows side by side), attention (over pages of 16 tokens), and the pass (phases that all threads
+// go through together).
 //
-//   numbers     32 weights share a scale and a minimum, 32 activations a scale; all else is integers
-//   products    four 8-bit products to an instruction, LANES output rows side by side
-//   attention   over pages of 16 tokens in FP16 or INT8, split along the text, so that every thread has a part
-//   the pass    phases that all threads go through together
-//
-// A pass computes ROWS: (token, position, table of pages). Consecutive positions of one request are a prompt, or guesses
+// A pass computes ROWS: (token, position, table of pages). Consecutive positions of one request are a prompt or guesses
 // to be checked; rows of different requests are a batch; the code does not know which. Every number is computed by one
 // thread, by the same operations in the same order, whatever else is in the pass and however many threads there are: no
 // sum of floats runs across the lanes of a vector, and none is contracted to a fused one (-ffp-contract=off). So a row
 // gives the same bits alone and in company, on 4 lanes and on 16.
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 
+#include "kernel.h"
 #include "kernel_vectors.h"
 
-constexpr int64_t GROUP = 32, PAGE = 16, CHUNK = 64, MAX_ROWS = 64;  // weights; tokens; tokens; rows of one pass
-extern "C" int omp_get_thread_num();
-extern "C" int omp_get_num_threads();
+extern "C" int omp_get_thread_num(), omp_get_num_threads();
 
 // ---- numbers --------------------------------------------------------------------------------------------------------
-
-// A weight matrix in the order in which it is read: tiles of LANES output rows, in them groups of 32 columns, in them
-// four columns of each row side by side.
-//   4 bits: codes [tiles][groups][4][LANES][4], a group's columns 0-15 in the low nibbles and 16-31 in the high ones;
-//           FP16 scales [tiles][groups][2][LANES], a scale and a minimum; weight = scale * code + minimum
-//   8 bits: codes [tiles][groups][8][LANES][4]; scales [tiles][groups][LANES]; weight = scale * (code - 128)
-struct Matrix {
-    const uint8_t* codes;
-    const uint16_t* scales;
-    const float* bias;  // [rows], or null
-    int64_t rows, columns, bits;
-};
 
 // Activations [rows][columns]: in each group 32 integers times a scale. INT8 is one digit; INT16 is two, 256 * high +
 // low, at twice the products: free at a row or two, where the memory is what is waited for.
 struct Inputs {
     int8_t *low, *high;
-    float* scale;  // [rows][columns / 32]
-    int32_t* sum;  // of a group's integers; the minimum is multiplied by it
+    float *scale, *sum;  // [rows][columns / 32]; sum: of a group's numbers, for the weights' minimum
     int64_t columns;
 };
 
-static inline uint32_t largest_bits(const float* x, int64_t count) {  // without their sign, floats sort as integers do,
-    uint32_t largest = 0;                                             // infinity and NaN last
-    for (int64_t i = 0; i < count; i++) {
-        const uint32_t bits = load<uint32_t>(x + i) & 0x7fffffff;
-        largest = bits > largest ? bits : largest;
-    }
+// Without their sign, floats sort as integers do, infinity and NaN last.
+static inline uint32_t largest_bits(const float* x, int64_t count) {
+    uint32_t largest = 0;
+    for (int64_t i = 0; i < count; i++) largest = std::max(largest, load<uint32_t>(x + i) & 0x7fffffff);
     return largest;
 }
 
@@ -64,13 +47,12 @@ static bool quantise(const float* x, const Inputs& in, int64_t group, bool two_d
     for (int64_t i = 0; i < GROUP; i++) {
         const float shifted = x[i] * inverse + ROUND;
         const int32_t v = load<int32_t>(&shifted) - 0x4b400000;
-        const int8_t low = (int8_t)v;
-        in.low[group * GROUP + i] = low;
-        in.high[group * GROUP + i] = (int8_t)((v - low) / 256);
+        in.low[group * GROUP + i] = (int8_t)v;
+        in.high[group * GROUP + i] = (int8_t)((v - (int8_t)v) / 256);
         sum += v;
     }
     in.scale[group] = largest / limit;
-    in.sum[group] = sum;
+    in.sum[group] = (float)sum * in.scale[group];
     return true;
 }
 
@@ -98,26 +80,28 @@ static inline void multiply_rows(const Matrix& w, int64_t tile, const Inputs& in
         ints dot[R] = {};
         for (int part = 0; part < (BITS == 8 ? NIBBLES : 1); part++) {
             sums s[R][DIGITS] = {};
+#pragma GCC unroll 1  // unrolled further, GCC loads all ahead and runs out of registers
+            for (int v = 0; v < (BITS == 4 ? 4 : 8); v++) {
+                const words both = load<words>(codes + v * VECTOR);  // [LANES][4 columns]
+#pragma GCC unroll 2
+                for (int half = 0; half < (BITS == 4 ? 2 : 1); half++) {
+                    words w4 = both >> (BITS == 4 ? half * 4 : part * 4);
+                    if (BITS == 4 || NIBBLES == 2) w4 &= 0x0f0f0f0f;
 #pragma GCC unroll 8
-            for (int i = 0; i < 8; i++) {
-                words w4 = load<words>(codes + (BITS == 4 ? i % 4 : i) * VECTOR);  // [LANES][4 columns]
-                if (BITS == 4 || NIBBLES == 2) w4 = (w4 >> (BITS == 4 ? i / 4 * 4 : part * 4)) & 0x0f0f0f0f;
-#pragma GCC unroll 8
-                for (int r = 0; r < R; r++) {
-                    const int64_t at = (row + r) * in.columns + group * GROUP + 4 * i;
-                    s[r][0] = dot4(s[r][0], w4, ints{} + load<int32_t>(in.low + at));
-                    if constexpr (DIGITS == 2) s[r][1] = dot4(s[r][1], w4, ints{} + load<int32_t>(in.high + at));
+                    for (int r = 0; r < R; r++) {
+                        const int64_t at = (row + r) * in.columns + group * GROUP + half * 16 + v * 4;
+                        s[r][0] = dot4(s[r][0], w4, ints{} + load<int32_t>(in.low + at));
+                        if constexpr (DIGITS == 2) s[r][1] = dot4(s[r][1], w4, ints{} + load<int32_t>(in.high + at));
+                    }
                 }
             }
             for (int r = 0; r < R; r++)
                 dot[r] += (total(s[r][0]) + (DIGITS == 2 ? total(s[r][DIGITS - 1]) * 256 : ints{})) * (part ? 16 : 1);
         }
-        const floats scale = widen(scales), minimum = widen(scales + SCALES - LANES);
+        const floats scale = widen(scales), minimum = BITS == 4 ? widen(scales + SCALES - LANES) : scale * -128.0f;
         for (int r = 0; r < R; r++) {
             const int64_t at = (row + r) * groups + group;
-            if (BITS == 8) dot[r] -= 128 * in.sum[at];
-            y[r] += scale * (__builtin_convertvector(dot[r], floats) * in.scale[at]);
-            if (BITS == 4) y[r] += minimum * ((float)in.sum[at] * in.scale[at]);
+            y[r] += scale * (__builtin_convertvector(dot[r], floats) * in.scale[at]) + minimum * in.sum[at];
         }
     }
 }
@@ -135,14 +119,6 @@ static void multiply(const Matrix& w, int64_t tile, const Inputs& in, int64_t ro
 }
 
 // ---- attention ------------------------------------------------------------------------------------------------------
-
-// A slab is a page of one layer and KV head. Keys lie in it as [head_dim][16 tokens], values as [16 tokens][head_dim]:
-// vectors run over tokens for the scores and over channels for the mixture, and neither is summed across a vector.
-struct Cache {
-    void *keys, *values;               // [layers][pages][kv_heads] slabs of FP16 or INT8
-    float *key_scales, *value_scales;  // INT8: [..][16 tokens], what a token's codes are multiplied by; FP16: null
-    int64_t pages;
-};
 
 // H query heads q [H][dim] of one KV head over a chunk of the text. For each a state: its largest score, the sum of
 // exp(score - largest), and the mixture of values [dim] under these weights. A key is widened once for all H.
@@ -167,8 +143,7 @@ static void attend(const Cache& c, const int64_t* slabs, int64_t tokens, int64_t
         }
     }
     for (int h = 0; h < H; h++) {
-        float largest = p[h][0], sum = 0;
-        for (int64_t t = 1; t < tokens; t++) largest = p[h][t] > largest ? p[h][t] : largest;
+        float largest = *std::max_element(p[h], p[h] + tokens), sum = 0;
         for (int64_t t = 0; t < tokens; t += LANES) store(p[h] + t, exponential(load<floats>(p[h] + t) - largest));
         for (int64_t t = 0; t < tokens; t++) {
             sum += p[h][t];
@@ -188,36 +163,28 @@ static void attend(const Cache& c, const int64_t* slabs, int64_t tokens, int64_t
     }
 }
 
+// Store the key or value v [dim] of one token; false if it holds NaN or what FP16 cannot hold.
+static bool keep(const Cache& c, bool key, int64_t slab, int64_t token, int64_t dim, const float* v) {
+    const uint32_t bits = largest_bits(v, dim);
+    void* stored = key ? c.keys : c.values;
+    float* scales = key ? c.key_scales : c.value_scales;
+    const float scale = load<float>(&bits) / 127, inverse = scale > 1e-30f ? 1 / scale : 0;
+    if (bits > 0x477fe000) return false;  // 65,504
+    if (scales) scales[slab * PAGE + token] = scale;
+    for (int64_t d = 0; d < dim; d++) {
+        const int64_t at = slab * dim * PAGE + (key ? d * PAGE + token : token * dim + d);
+        if (scales) ((int8_t*)stored)[at] = (int8_t)std::lrint(v[d] * inverse);
+        else ((uint16_t*)stored)[at] = to_half(v[d]);
+    }
+    return true;
+}
+
 // ---- the pass -------------------------------------------------------------------------------------------------------
 
-struct Layer {
-    const float *attention_norm, *ffn_norm;  // [hidden]
-    Matrix qkv, output, gate_up, down;       // gate_up: tiles of gate and up in turn
-};
-
-struct Model {
-    int64_t layers, hidden, heads, kv_heads, head_dim, vocab, positions, outputs;  // outputs: rows of the head
-    double eps;
-    const float *embedding, *cosines, *sines, *norm;  // [vocab, hidden], [positions, head_dim] twice, [hidden]
-    const float *token_norm, *feature_norm;           // a conditioned draft's; it has `join`, others have not
-    const Layer* layer;
-    Matrix head, join;
-};
-
-struct Pass {
-    int64_t rows, wanted_rows, table_width, threads, two_digits;
-    const int64_t *tokens, *positions, *tables, *wanted;  // [rows], [rows], [rows, table_width], [wanted_rows]
-    const float* given;                                   // [rows, hidden], for `join`; else null
-    float *features, *logits, *scratch;                   // [rows, hidden], [wanted_rows, outputs], zeros at first
-};
-
-enum Error : int64_t { NONE, TOKEN, POSITION, TABLE, TWICE, NOT_FINITE };
-
-// Between two phases all threads meet. Waiting is spinning, which takes a tenth of a microsecond, but not for long: where
-// another process has the core, the thread that is waited for can only run if this one yields.
+// Between two phases all threads meet. Waiting is spinning, which costs a tenth of a microsecond, but not for long: if
+// another process has the core, the thread that is waited for can only run where this one yields.
 struct Barrier {
-    alignas(64) std::atomic<int> arrived{0};
-    alignas(64) std::atomic<int> phase{0};
+    alignas(64) std::atomic<int> arrived{0}, phase{0};
     void meet(int threads) {
         const int now = phase.load(std::memory_order_relaxed);
         if (arrived.fetch_add(1, std::memory_order_acq_rel) == threads - 1) {
@@ -234,17 +201,15 @@ struct Scratch {
     Inputs in;
     int64_t used = 0;  // floats
 
-    Scratch(const Model& m, float* base) {
+    Scratch(const Model& m, float* base) {  // base null: only to count
         const Layer& l = m.layer[0];
-        const int64_t chunks = (m.positions + CHUNK - 1) / CHUNK;
-        int64_t widest = l.down.columns > l.output.columns ? l.down.columns : l.output.columns;
-        if (widest < 2 * m.hidden) widest = 2 * m.hidden;
-        auto take = [&](int64_t width) { used += MAX_ROWS * width; return base + used - MAX_ROWS * width; };
+        auto take = [&](int64_t n) { return used += MAX_ROWS * n, base ? base + used - MAX_ROWS * n : base; };
+        const int64_t widest = std::max({l.down.columns, l.output.columns, 2 * m.hidden});
         x = take(m.hidden), normed = take(2 * m.hidden), qkv = take(l.qkv.rows);
         mixed = take(l.output.columns), ffn = take(l.down.columns);
-        states = take(m.heads * chunks * (m.head_dim + 2));
+        states = take(m.heads * ((m.positions + CHUNK - 1) / CHUNK) * (m.head_dim + 2));
         in.low = (int8_t*)take(widest / 4), in.high = (int8_t*)take(widest / 4);
-        in.scale = take(widest / GROUP), in.sum = (int32_t*)take(widest / GROUP);
+        in.scale = take(widest / GROUP), in.sum = take(widest / GROUP);
     }
 };
 
@@ -252,8 +217,7 @@ static void run(const Model& m, const Cache& c, const Pass& p, Scratch s, int me
                 std::atomic<bool>& finite) {
     const int64_t n = p.rows, hidden = m.hidden, dim = m.head_dim, turned = m.heads + m.kv_heads;
     const int64_t all = turned + m.kv_heads, group = m.heads / m.kv_heads, stride = dim + 2;
-    int64_t chunks = 0;  // of the longest text
-    for (int64_t r = 0; r < n; r++) chunks = p.positions[r] / CHUNK >= chunks ? p.positions[r] / CHUNK + 1 : chunks;
+    const int64_t chunks = *std::max_element(p.positions, p.positions + n) / CHUNK + 1;  // of the longest text
     floats y[MAX_ROWS], z[MAX_ROWS];
 
     // A phase: this thread's part of `count` pieces of work, then everybody waits for everybody.
@@ -261,7 +225,7 @@ static void run(const Model& m, const Cache& c, const Pass& p, Scratch s, int me
         for (int64_t i = count * me / threads; i < count * (me + 1) / threads; i++) work(i);
         barrier.meet(threads);
     };
-    auto integers = [&](const float* x, int64_t columns, int64_t rows, const int64_t* which = nullptr) {
+    auto integers = [&](const float* x, int64_t columns, int64_t rows, const int64_t* which) {  // which: null for all
         s.in.columns = columns;
         phase(rows * columns / GROUP, [&](int64_t i) {
             const int64_t row = i * GROUP / columns, at = (which ? which[row] : row) * columns + i * GROUP % columns;
@@ -274,104 +238,88 @@ static void run(const Model& m, const Cache& c, const Pass& p, Scratch s, int me
             for (int64_t r = 0; r < rows; r++) use(r, tile * LANES, y[r]);
         });
     };
-    auto to_x = [&](int64_t r, int64_t at, floats sum) { store(s.x + r * hidden + at, sum); };
-    auto add_to_x = [&](int64_t r, int64_t at, floats sum) { to_x(r, at, load<floats>(s.x + r * hidden + at) + sum); };
+    auto add_to_x = [&](int64_t r, int64_t at, floats sum) {
+        store(s.x + r * hidden + at, load<floats>(s.x + r * hidden + at) + sum);
+    };
     auto norm = [&](const float* weight, float* out) {
         phase(n, [&](int64_t r) { normalise(s.x + r * hidden, weight, m.eps, hidden, out + r * hidden); });
     };
 
+    phase(n, [&](int64_t r) {
+        const float* embedding = m.embedding + p.tokens[r] * hidden;
+        float *x = s.x + r * hidden, *pair = s.normed + r * 2 * hidden;
+        if (m.join.codes) normalise(embedding, m.token_norm, m.eps, hidden, pair);
+        if (m.join.codes) normalise(p.given + r * hidden, m.feature_norm, m.eps, hidden, pair + hidden);
+        for (int64_t i = 0; i < hidden; i++) x[i] = m.join.codes ? 0 : embedding[i];
+    });
     if (m.join.codes) {
-        phase(n, [&](int64_t r) {
-            float* pair = s.normed + r * 2 * hidden;
-            normalise(m.embedding + p.tokens[r] * hidden, m.token_norm, m.eps, hidden, pair);
-            normalise(p.given + r * hidden, m.feature_norm, m.eps, hidden, pair + hidden);
-        });
-        integers(s.normed, 2 * hidden, n);
-        product(m.join, n, to_x);
-    } else {
-        phase(n, [&](int64_t r) { memcpy(s.x + r * hidden, m.embedding + p.tokens[r] * hidden, 4 * hidden); });
+        integers(s.normed, 2 * hidden, n, nullptr);
+        product(m.join, n, add_to_x);
     }
     for (int64_t l = 0; l < m.layers; l++) {
         const Layer& layer = m.layer[l];
-        auto slab = [&](int64_t r, int64_t page, int64_t kv) {
-            return (l * c.pages + p.tables[r * p.table_width + page]) * m.kv_heads + kv;
+        auto slab = [&](int64_t row, int64_t page, int64_t kv) {
+            return (l * c.pages + p.tables[row * p.table_width + page]) * m.kv_heads + kv;
         };
         norm(layer.attention_norm, s.normed);
-        integers(s.normed, hidden, n);
+        integers(s.normed, hidden, n, nullptr);
         product(layer.qkv, n, [&](int64_t r, int64_t at, floats sum) { store(s.qkv + r * all * dim + at, sum); });
-        phase(n * all, [&](int64_t i) {  // rotate queries and keys (RoPE, arXiv 2104.09864), store keys and values
+        phase(n * all, [&](int64_t i) {  // queries and keys are rotated (RoPE, arXiv 2104.09864), keys, values stored
             float* v = s.qkv + i * dim;
-            const int64_t r = i / all, head = i % all, position = p.positions[r], t = position % PAGE;
+            const int64_t r = i / all, head = i % all, position = p.positions[r];
             const float *cosine = m.cosines + position * dim, *sine = m.sines + position * dim;
             for (int64_t d = 0; d < dim / 2 && head < turned; d++) {
                 const float a = v[d], b = v[d + dim / 2];
                 v[d] = a * cosine[d] + b * sine[d];  // this half of the sines carries the minus
                 v[d + dim / 2] = b * cosine[d + dim / 2] + a * sine[d + dim / 2];
             }
-            if (head < m.heads) {
-                for (int64_t d = 0; d < dim; d++) v[d] *= 1.0f / std::sqrt((float)dim);
-                return;
-            }
-            const uint32_t bits = largest_bits(v, dim);
-            if (bits > 0x477fe000) finite = false;  // 65,504, the largest number of FP16
-            if (bits > 0x477fe000) return;
-            const bool key = head < turned;
-            const int64_t to = slab(r, position / PAGE, (head - m.heads) % m.kv_heads);
-            float* scales = key ? c.key_scales : c.value_scales;
-            const float scale = load<float>(&bits) / 127, inverse = scale > 1e-30f ? 1 / scale : 0;
-            for (int64_t d = 0; d < dim; d++) {
-                const int64_t at = to * dim * PAGE + (key ? d * PAGE + t : t * dim + d);
-                if (scales) ((int8_t*)(key ? c.keys : c.values))[at] = (int8_t)std::lrint(v[d] * inverse);
-                else ((uint16_t*)(key ? c.keys : c.values))[at] = to_half(v[d]);
-            }
-            if (scales) scales[to * PAGE + t] = scale;
+            for (int64_t d = 0; d < dim && head < m.heads; d++) v[d] *= 1.0f / std::sqrt((float)dim);
+            const int64_t to = slab(r, position / PAGE, (head + m.kv_heads - m.heads) % m.kv_heads);
+            if (head >= m.heads && !keep(c, head < turned, to, position % PAGE, dim, v)) finite = false;
         });
         phase(n * m.kv_heads * chunks, [&](int64_t i) {
             const int64_t r = i / m.kv_heads / chunks, kv = i / chunks % m.kv_heads, first = i % chunks * CHUNK;
-            const int64_t tokens = p.positions[r] + 1 - first < CHUNK ? p.positions[r] + 1 - first : CHUNK;
+            const int64_t tokens = std::min(p.positions[r] + 1 - first, CHUNK);
             int64_t slabs[CHUNK / PAGE];
             for (int64_t t = 0; t < tokens; t += PAGE) slabs[t / PAGE] = slab(r, (first + t) / PAGE, kv);
-            for (int64_t h = kv * group, left = group; left > 0 && tokens > 0;) {
-                const int size = left < 4 ? left : 4;
-                float* state = s.states + ((r * m.heads + h) * chunks + i % chunks) * stride;
-                auto part = c.key_scales ? (size == 1 ? attend<int8_t, 1> : size == 2 ? attend<int8_t, 2> :
-                                            size == 3 ? attend<int8_t, 3> : attend<int8_t, 4>)
-                                         : (size == 1 ? attend<uint16_t, 1> : size == 2 ? attend<uint16_t, 2> :
-                                            size == 3 ? attend<uint16_t, 3> : attend<uint16_t, 4>);
-                part(c, slabs, tokens, dim, s.qkv + (r * all + h) * dim, state, chunks * stride);
-                h += size, left -= size;
+            for (int64_t h = kv * group; h < (kv + 1) * group && tokens > 0; h += 4) {
+                constexpr decltype(&attend<int8_t, 1>) SOME[2][4] = {
+                    {attend<uint16_t, 1>, attend<uint16_t, 2>, attend<uint16_t, 3>, attend<uint16_t, 4>},
+                    {attend<int8_t, 1>, attend<int8_t, 2>, attend<int8_t, 3>, attend<int8_t, 4>}};
+                SOME[c.key_scales != nullptr][std::min<int64_t>((kv + 1) * group - h, 4) - 1](
+                    c, slabs, tokens, dim, s.qkv + (r * all + h) * dim,
+                    s.states + ((r * m.heads + h) * chunks + i % chunks) * stride, chunks * stride);
             }
         });
-        phase(n * m.heads, [&](int64_t i) {  // the chunks of a text put together, each weighed by its own largest score
+        phase(n * m.heads, [&](int64_t i) {  // the chunks of a text come together, weighed by their largest scores
             const float* state = s.states + i * chunks * stride;
-            float *out = s.mixed + i / m.heads * layer.output.columns + i % m.heads * dim, largest = state[0], sum = 0;
-            const int64_t count = p.positions[i / m.heads] / CHUNK + 1;
-            for (int64_t k = 1; k < count; k++) largest = state[k * stride] > largest ? state[k * stride] : largest;
-            for (int64_t d = 0; d < dim; d++) out[d] = 0;
+            const int64_t r = i / m.heads, count = p.positions[r] / CHUNK + 1;
+            float *out = s.mixed + r * layer.output.columns + i % m.heads * dim, largest = state[0], sum = 0;
+            for (int64_t k = 1; k < count; k++) largest = std::max(largest, state[k * stride]);
             for (int64_t k = 0; k < count; k++, state += stride) {
                 const float factor = exponential(floats{} + (state[0] - largest))[0];
                 sum += state[1] * factor;
-                for (int64_t d = 0; d < dim; d++) out[d] += state[2 + d] * factor;
+                for (int64_t d = 0; d < dim; d++) out[d] = (k ? out[d] : 0) + state[2 + d] * factor;
             }
             for (int64_t d = 0; d < dim; d++) out[d] /= sum;
         });
-        integers(s.mixed, layer.output.columns, n);
+        integers(s.mixed, layer.output.columns, n, nullptr);
         product(layer.output, n, add_to_x);
         norm(layer.ffn_norm, s.normed);
-        integers(s.normed, hidden, n);
+        integers(s.normed, hidden, n, nullptr);
         phase(layer.gate_up.rows / (2 * LANES), [&](int64_t pair) {  // SwiGLU (arXiv 2002.05202)
             multiply(layer.gate_up, 2 * pair, s.in, n, p.two_digits, y);
             multiply(layer.gate_up, 2 * pair + 1, s.in, n, p.two_digits, z);
             for (int64_t r = 0; r < n; r++)
                 store(s.ffn + r * layer.down.columns + pair * LANES, y[r] / (1.0f + exponential(-y[r])) * z[r]);
         });
-        integers(s.ffn, layer.down.columns, n);
+        integers(s.ffn, layer.down.columns, n, nullptr);
         product(layer.down, n, add_to_x);
     }
     norm(m.norm, p.features);
     integers(p.features, hidden, p.wanted_rows, p.wanted);
     product(m.head, p.wanted_rows, [&](int64_t r, int64_t at, floats sum) {
-        memcpy(p.logits + r * m.outputs + at, &sum, 4 * (m.outputs - at < LANES ? m.outputs - at : LANES));
+        memcpy(p.logits + r * m.outputs + at, &sum, 4 * std::min<int64_t>(m.outputs - at, LANES));
     });
 }
 
@@ -383,11 +331,9 @@ static int64_t check(const Model& m, const Cache& c, const Pass& p) {
         if (position < 0 || position >= m.positions || position >= p.table_width * PAGE) return 8 * r + POSITION;
         for (int64_t i = 0; i <= position / PAGE; i++)
             if (table[i] < 0 || table[i] >= c.pages) return 8 * r + TABLE;
-        for (int64_t other = 0; other < r; other++) {
-            const int64_t at = p.positions[other];
-            if (at % PAGE == position % PAGE && p.tables[other * p.table_width + at / PAGE] == table[position / PAGE])
-                return 8 * r + TWICE;
-        }
+        for (int64_t other = 0, at; other < r; other++)
+            if ((at = p.positions[other]) % PAGE == position % PAGE &&
+                p.tables[other * p.table_width + at / PAGE] == table[position / PAGE]) return 8 * r + TWICE;
     }
     return NONE;
 }
@@ -395,15 +341,10 @@ static int64_t check(const Model& m, const Cache& c, const Pass& p) {
 extern "C" int64_t kernel_lanes() { return LANES; }
 extern "C" int64_t kernel_scratch(const Model* model) { return Scratch(*model, nullptr).used; }  // floats
 extern "C" int64_t kernel_pass(const Model* model, const Cache* cache, const Pass* pass) {
-    const int64_t error = check(*model, *cache, *pass);
-    if (error) return error;
+    if (const int64_t error = check(*model, *cache, *pass)) return error;
     Barrier barrier;
     std::atomic<bool> finite{true};
-    const Scratch scratch(*model, pass->scratch);
-    if (pass->threads == 1) run(*model, *cache, *pass, scratch, 0, 1, barrier, finite);  // no OpenMP: safe after a fork
-    else {
 #pragma omp parallel num_threads(pass->threads)
-        run(*model, *cache, *pass, scratch, omp_get_thread_num(), omp_get_num_threads(), barrier, finite);
-    }
+    run(*model, *cache, *pass, {*model, pass->scratch}, omp_get_thread_num(), omp_get_num_threads(), barrier, finite);
     return finite ? NONE : NOT_FINITE;
 }

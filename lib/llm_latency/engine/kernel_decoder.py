@@ -12,8 +12,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from llm_latency.arguments import check_count, check_step_ids
 from llm_latency.engine import kernel_library
 from llm_latency.engine.kernel_weights import KernelWeights
+from llm_latency.generation import Stepper
 
 PAGE = 16  # tokens of a page, as kernel.cpp has it and as `kv_cache.BlockManager` counts by default
 MAX_ROWS = 64  # rows of one pass
@@ -21,7 +23,7 @@ ACTIVATIONS = ("int16", "int8")
 TOKEN, POSITION, TABLE, TWICE, NOT_FINITE = 1, 2, 3, 4, 5  # what kernel_pass returns, with 8 * row added
 
 
-class KernelDecoder:
+class KernelDecoder(Stepper):
     """Decodes one request at a time as a stepper, or rows of many requests by `rows`. Build it with `from_model`.
 
     Attributes:
@@ -101,7 +103,7 @@ class KernelDecoder:
     @torch.inference_mode()
     def prefill(self, input_ids: Tensor) -> Tensor:
         """Forget everything, read input_ids [1, n], return the last position's logits [1, vocab] FP32."""
-        _check_ids(input_ids)
+        check_step_ids(input_ids)
         features = None
         if self._begins_with_prefix(input_ids):
             if self._prefix_features is None:
@@ -143,11 +145,10 @@ class KernelDecoder:
 
     def crop_to(self, length: int) -> None:
         """Forget every token after the first `length`. What stands behind is overwritten by the next step."""
-        if not isinstance(length, int) or isinstance(length, bool):
-            raise TypeError(f"crop_to({length!r}); expected an int")
-        if not 0 <= length <= self.length:
-            raise ValueError(f"cannot crop to {length} tokens; {self.length} are stored")
-        self.length = length
+        self.length = check_count("crop_to", length, 0, self.length)
+
+    def keep_features(self) -> None:
+        """It always does."""
 
     # -- bytes --------------------------------------------------------------------------------------------------------
 
@@ -233,7 +234,7 @@ class KernelDecoder:
 
     def _advance(self, token_ids: Tensor, last_only: bool = False) -> Tensor:
         """The next tokens [1, k] of the stepper's request: logits [k or 1, vocab]."""
-        _check_ids(token_ids)
+        check_step_ids(token_ids)
         start, count = self.length, token_ids.shape[1]
         end = start + count
         if end > self.max_positions or end > self.pages * PAGE:
@@ -283,12 +284,6 @@ class KernelDecoder:
             page = int(tables[row, position // PAGE])
             return f"row {row}: position {position} in page {page} is written by an earlier row of this pass, too"
         return "the activations hold NaN, infinity or a number beyond FP16 (are the weights sound?)"
-
-
-def _check_ids(token_ids: Tensor) -> None:
-    """Raise ValueError unless they are of shape [1, k], k at least 1."""
-    if token_ids.ndim != 2 or token_ids.shape[0] != 1 or token_ids.shape[1] == 0:
-        raise ValueError(f"expected token ids of shape [1, k], k at least 1; got {list(token_ids.shape)}")
 
 
 def _integers(name: str, values) -> Tensor:

@@ -26,7 +26,7 @@ import torch
 
 from llm_latency import files
 
-SOURCES = ("kernel.cpp", "kernel_vectors.h")
+SOURCES = ("kernel.cpp", "kernel.h", "kernel_vectors.h")
 # Contraction would round a sum differently where the compiler happens to find a fused instruction.
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-ffp-contract=off", "-Wno-psabi")
 INSTALL = {
@@ -40,7 +40,7 @@ class KernelUnavailable(RuntimeError):
 
 
 class Matrix(ctypes.Structure):
-    """As in kernel.cpp; so are the others."""
+    """As in kernel.h; so are the others."""
 
     _fields_ = [(name, ctypes.c_void_p) for name in ("codes", "scales", "bias")]
     _fields_ += [(name, ctypes.c_int64) for name in ("rows", "columns", "bits")]

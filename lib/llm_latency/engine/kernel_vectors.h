@@ -34,7 +34,9 @@ template <class From> static inline void store(void* to, From from) { memcpy(to,
 #if LANES == 16 && defined(__AVX512VNNI__)
 typedef ints sums;
 constexpr int NIBBLES = 1;
-static inline sums dot4(sums s, words w, ints x) { return (ints)_mm512_dpbusd_epi32((__m512i)s, (__m512i)w, (__m512i)x); }
+static inline sums dot4(sums s, words w, ints x) {
+    return (ints)_mm512_dpbusd_epi32((__m512i)s, (__m512i)w, (__m512i)x);
+}
 static inline ints total(sums s) { return s; }
 #elif LANES == 8 && defined(__AVX2__)
 typedef int16_t sums __attribute__((vector_size(32)));

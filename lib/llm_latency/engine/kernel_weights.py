@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from llm_latency.compat import head_dim
 from llm_latency.engine import kernel_library
 from llm_latency.engine.attention import rotary_tables
 from llm_latency.engine.weights import check_model
@@ -112,21 +113,22 @@ class KernelWeights:
         check_model(model)
         config = model.config
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        width = head_dim(config)
         if model.device.type != "cpu":
             raise ValueError(f"the kernel runs on a CPU; this model is on {model.device}")
         if config.hidden_size % GROUP:
             raise ValueError(
                 f"the kernel needs a hidden size divisible by {GROUP}; this model has {config.hidden_size}"
             )
-        if head_dim % 16:
-            raise ValueError(f"the kernel needs a head_dim divisible by 16; this model has {head_dim}")
+        if width % 16:
+            raise ValueError(f"the kernel needs a head_dim divisible by 16; this model has {width}")
         self = cls(lanes)
         struct, base = self.struct, model.model
         struct.layers, struct.hidden, struct.eps = len(base.layers), config.hidden_size, config.rms_norm_eps
-        struct.heads, struct.kv_heads, struct.head_dim = heads, kv_heads, head_dim
+        struct.heads, struct.kv_heads, struct.head_dim = heads, kv_heads, width
         struct.vocab, struct.outputs, struct.positions = config.vocab_size, model.lm_head.out_features, positions
-        cosines, sines = rotary_tables(model, positions)
+        rotary = base.rotary_emb
+        cosines, sines = rotary_tables(rotary.inv_freq, positions, rotary.attention_scaling)
         self.embedding = base.embed_tokens.weight.detach().float().contiguous()  # shared with an FP32 model, not copied
         struct.embedding = self.embedding.data_ptr()
         self._keep_floats(struct, "cosines", cosines)
