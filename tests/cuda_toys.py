@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 def tiny(seed: int, **changes) -> LlamaForCausalLM:
     """A random FP32 Llama over 97 ids, on the CPU, whose argmax does not rest on rounding."""
-    sizes = dict(hidden_size=64, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4)
+    sizes = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4)
     sizes |= dict(vocab_size=97, num_key_value_heads=2, max_position_embeddings=256, tie_word_embeddings=True) | changes
     torch.manual_seed(seed)
     model = LlamaForCausalLM(LlamaConfig(**sizes)).eval()

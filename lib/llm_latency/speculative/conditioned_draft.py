@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from llm_latency.quantization import Int8Linear, QuantizedLinear, quantize_
-from llm_latency.speculative.proposal import Drafting, Proposal, check_confidence, no_proposal
+from llm_latency.speculative.proposal import Drafting, Proposal, check_confidence, ids_on, no_proposal
 from llm_latency.speculative.rule import SamplingRule
 
 
@@ -100,7 +100,7 @@ class ConditionedDraft:
 
     def commit(self, tokens: list[int], features: Tensor | None) -> None:
         self.cache.length = self.start  # what was drafted stood on the layer's own features
-        self._read(torch.tensor(tokens, device=self.device), features[: len(tokens)])
+        self._read(ids_on(self.device, tokens), features[: len(tokens)])
 
     def _read(self, tokens: Tensor, features: Tensor) -> None:
         """Add entries of true features [k, hidden] and the tokens [k] that followed them."""

@@ -17,7 +17,7 @@ from llm_latency.speculative.adaptive import AdaptiveGamma
 from llm_latency.speculative.compatible import check_devices, check_sizes, check_tokenizers
 from llm_latency.speculative.model_draft import ModelDraft
 from llm_latency.speculative.output import STAGES, Cycle, SpeculativeOutput
-from llm_latency.speculative.proposal import Draft, Proposal
+from llm_latency.speculative.proposal import Draft, Proposal, ids_on
 from llm_latency.speculative.rule import SamplingRule, greedy_choices
 from llm_latency.speculative.targets import CroppableStepper, Reader, as_reader, column_ids
 from llm_latency.speculative.verify import verify, verify_greedy
@@ -197,7 +197,7 @@ class SpeculativeDecoder:
         with timer.stage("draft"):
             proposal = self.draft.propose(count, rule)
         with timer.stage("verify"):
-            last = torch.tensor([sequence[-1]], device=self.device)
+            last = ids_on(self.device, sequence[-1:])
             logits = self.target.step(torch.cat([last, proposal.tokens])[None])[0]  # [k + 1, vocab]
         with timer.stage("bookkeeping"):
             drafted, accepted, following = self._decide(proposal, logits, rule)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from llm_latency.speculative.proposal import Drafting, Proposal, check_confidence, no_proposal
+from llm_latency.speculative.proposal import Drafting, Proposal, check_confidence, ids_on, no_proposal
 from llm_latency.speculative.rule import SamplingRule
 from llm_latency.speculative.targets import as_reader, column_ids
 
@@ -45,7 +44,7 @@ class ModelDraft:
         if count < 1:
             return no_proposal(self.device)
         drafting = Drafting(rule, self.ids, self.min_confidence)
-        token = self._known(torch.tensor([self.last], device=self.device))
+        token = self._known(ids_on(self.device, [self.last]))
         for _ in range(count):
             token = drafting.add(self.reader.step(token[None])[0])
             if token is None:
@@ -60,7 +59,7 @@ class ModelDraft:
                 self.reader.crop_to(end)  # the rejected ones
             missing = held[self.reader.length - self.start :]
             if missing:  # the last proposed token, if all were accepted: nothing was drafted from it
-                self.reader.step(self._known(torch.tensor([missing], device=self.device)))
+                self.reader.step(self._known(ids_on(self.device, missing)[None]))
         self.last, self.start = tokens[-1], end
 
     def _known(self, tokens: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from llm_latency.speculative.proposal import Proposal, no_proposal
+from llm_latency.speculative.proposal import Proposal, ids_on, no_proposal
 from llm_latency.speculative.rule import SamplingRule
 
 
@@ -46,7 +46,7 @@ class PromptLookupDraft:
         start = self._find()
         if start is None or count < 1:
             return no_proposal(self.where)
-        tokens = torch.tensor(self.text[start : start + count], device=self.where)
+        tokens = ids_on(self.where, self.text[start : start + count])
         if rule.greedy:
             return Proposal(tokens)
         one_hot = torch.zeros(len(tokens), rule.vocab_size, device=tokens.device)

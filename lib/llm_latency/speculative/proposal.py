@@ -115,6 +115,11 @@ class Drafting:
         return self.min_confidence is not None and bool(confidence() < self.min_confidence)
 
 
+def ids_on(device: torch.device, tokens: list[int]) -> Tensor:
+    """The ids there, int64 [k]. `torch.tensor(..., device=device)` would wait for everything that a GPU still has to do."""
+    return torch.tensor(tokens, dtype=torch.int64).to(device, non_blocking=True)
+
+
 def no_proposal(device: torch.device) -> Proposal:
     """A proposal of no tokens, with the empty distributions that go with it left out."""
     return Proposal(torch.empty(0, dtype=torch.int64, device=device))
