@@ -116,7 +116,7 @@ class Drafting:
 
 
 def ids_on(device: torch.device, tokens: list[int]) -> Tensor:
-    """The ids there, int64 [k]. `torch.tensor(..., device=device)` would wait for everything that a GPU still has to do."""
+    """The ids there, int64 [k]. `torch.tensor(..., device=device)` would wait for all that a GPU still has to do."""
     return torch.tensor(tokens, dtype=torch.int64).to(device, non_blocking=True)
 
 
