@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaConfig
 
 from llm_latency import models
-from llm_latency.models import prequantized
+from llm_latency.models import checkpoint
 
 CUDA = torch.device("cuda")
 
@@ -36,15 +36,15 @@ def test_a_checkpoint_on_disk_is_refused_before_it_is_read(tiny_llama, tmp_path)
 @pytest.mark.parametrize(("method", "packages"), [("gptq", "gptqmodel optimum"), ("awq", "gptqmodel accelerate")])
 def test_missing_packages_are_named(method, packages, monkeypatch):
     """Guards against a remedy that installs the wrong thing, and a refusal where everything is there."""
-    monkeypatch.setattr(prequantized, "find_spec", lambda name: None)
+    monkeypatch.setattr(checkpoint, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=f"pip install {packages}"):
-        prequantized.check(_config(method), CUDA)
-    monkeypatch.setattr(prequantized, "find_spec", lambda name: object())
-    prequantized.check(_config(method), CUDA)
+        checkpoint.check_quantisation(_config(method), CUDA)
+    monkeypatch.setattr(checkpoint, "find_spec", lambda name: object())
+    checkpoint.check_quantisation(_config(method), CUDA)
 
 
 def test_other_methods_and_none():
     """Guards against a method that nobody checked, and against plain checkpoints refused."""
-    prequantized.check(_config(None), torch.device("cpu"))
+    checkpoint.check_quantisation(_config(None), torch.device("cpu"))
     with pytest.raises(ValueError, match="'bitsandbytes'"):
-        prequantized.check(_config("bitsandbytes"), CUDA)
+        checkpoint.check_quantisation(_config("bitsandbytes"), CUDA)

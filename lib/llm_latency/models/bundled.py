@@ -7,7 +7,6 @@ then converted once to safetensors: that takes some 15 s, every later load about
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import shutil
@@ -15,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from llm_latency import files
@@ -78,7 +76,7 @@ def prepare() -> Path:
         return ready
     cache = files.cache_folder()
     try:
-        with _lock(cache / f"{FOLDER}.lock"):
+        with files.locked(cache / FOLDER):
             ready = prepared_folder()  # another process may have done it while we waited
             if ready:
                 return ready
@@ -110,31 +108,6 @@ def prepare() -> Path:
         ) from error
 
 
-@contextlib.contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Hold a file lock; the system releases it if this process dies."""
-    with path.open("a+b") as file:
-        if sys.platform == "win32":
-            import msvcrt
-
-            while True:
-                try:
-                    msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)  # tries for ten seconds, then raises
-                    break
-                except OSError:
-                    continue
-            try:
-                yield
-            finally:
-                file.seek(0)
-                msvcrt.locking(file.fileno(), msvcrt.LK_UNLCK, 1)
-        else:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield  # closing the file releases the lock
-
-
 def _remove_leftovers(cache: Path) -> None:
     """Delete what an earlier, killed attempt left. Called with the lock held, so nobody else is at work there."""
     for leftover in cache.glob(f".{FOLDER}.*"):
@@ -146,6 +119,19 @@ def _open_for_reading(work: Path) -> None:
     work.chmod(0o755)
     for file in work.iterdir():
         file.chmod(0o644)
+
+
+def split_digits(tokenizer):
+    """Give the tokenizer the model's own pre-tokenizer, in place: each digit apart, then bytes.
+
+    The GGUF names it ("smollm"), but transformers takes the one of its class, which leaves the second blank of two to a
+    digit behind them: other ids than those the model was trained on.
+    """
+    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
+
+    own = Sequence([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)])
+    tokenizer.backend_tokenizer.pre_tokenizer = own
+    return tokenizer
 
 
 def _fetch(work: Path) -> Path:
@@ -186,7 +172,7 @@ def _convert(gguf: Path, work: Path) -> None:
 
     print("Converting it once to safetensors (some 20 s) ...", file=sys.stderr, flush=True)
     logging.disable_progress_bar()
-    tokenizer = AutoTokenizer.from_pretrained(work, gguf_file=gguf.name)
+    tokenizer = split_digits(AutoTokenizer.from_pretrained(work, gguf_file=gguf.name))
     tokenizer.save_pretrained(work)
     model = AutoModelForCausalLM.from_pretrained(work, gguf_file=gguf.name, dtype=torch.float32)
     # After a GGUF load the configuration still says "quantised", and saving would refuse; the weights are plain FP32.

@@ -12,7 +12,6 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
-from transformers.utils import logging
 
 FOLDER = Path(__file__).resolve().parents[1] / "data" / "drafts"
 PLAIN, CONDITIONED = "plain", "conditioned"
@@ -57,20 +56,16 @@ def load_plain(place: str, dtype: torch.dtype) -> PreTrainedModel:
     del ours["head_ids"]
     config = AutoConfig.from_pretrained(place, local_files_only=True, trust_remote_code=False)
     config.num_hidden_layers = int(draft_facts(PLAIN)["layers"])
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()  # or it lists the target's other layers, which this draft leaves out on purpose
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            place,
-            config=config,
-            dtype=dtype,
-            attn_implementation="sdpa",
-            use_safetensors=True,
-            local_files_only=True,
-            trust_remote_code=False,
-        )
-    finally:
-        logging.set_verbosity(level)
+    # It leaves the target's other layers out on purpose; `loading` keeps transformers from listing them.
+    model = AutoModelForCausalLM.from_pretrained(
+        place,
+        config=config,
+        dtype=dtype,
+        attn_implementation="sdpa",
+        use_safetensors=True,
+        local_files_only=True,
+        trust_remote_code=False,
+    )
     kept = set(model.state_dict()) - set(ours)
     if kept != {"model.embed_tokens.weight", "lm_head.weight"}:
         raise ValueError(f"{draft_path(PLAIN)} does not fit its target: it leaves {sorted(kept)} as they are")

@@ -10,9 +10,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
-from llm_latency import hardware
-from llm_latency.models import bundled, drafts, prequantized
-from llm_latency.models.profiles import Source, choose_profile
+from llm_latency.arguments import check_device, dtype_name
+from llm_latency.models import bundled, checkpoint, drafts
+from llm_latency.models.profiles import PROFILES, Source, choose_profile
 
 # Llama-2-7B's published shape, and that of the 160M model often used as its draft.
 SHAPES = {
@@ -30,14 +30,16 @@ def load_target(
 ) -> PreTrainedModel:
     """The target model of a profile, or of a local directory with safetensors, in evaluation mode.
 
-    profile: a name of `profile_names()`, a path to a directory, or None (picked for this machine).
+    profile: a name of `profile_names()`, the path of a folder (a `Path`, or with "./" in front if it is called like a
+    profile), or None (picked for this machine).
     dtype: None takes the profile's own (FP32 on a CPU). attn_implementation: as in transformers; None is "sdpa".
     device: None takes CUDA where there is one.
 
-    Raises ValueError for an unknown profile, dtype or device, and RuntimeError if the model cannot be fetched.
+    Raises ValueError for an unknown profile, dtype or device, or weights that do not fit their configuration,
+    FileNotFoundError for a file that a folder lacks, and RuntimeError if the model cannot be fetched.
     """
     source, own_dtype = _resolve(profile, "target")
-    return _load(source, dtype or own_dtype, attn_implementation, hardware.check_device(device))
+    return _load(source, dtype or own_dtype, attn_implementation, check_device(device))
 
 
 def load_draft(
@@ -50,7 +52,7 @@ def load_draft(
     Raises ValueError if the profile has none.
     """
     source, own_dtype = _resolve(profile, "draft")
-    return _load(source, dtype or own_dtype, None, hardware.check_device(device))
+    return _load(source, dtype or own_dtype, None, check_device(device))
 
 
 def load_config(profile: str | None = None) -> PretrainedConfig:
@@ -58,6 +60,8 @@ def load_config(profile: str | None = None) -> PretrainedConfig:
     source, _ = _resolve(profile, "target")
     if isinstance(source, Source) and source.kind == "shape":
         return _shape_config(source.name)
+    if isinstance(source, Path):
+        checkpoint.check_config(source)
     place, arguments = _where(source)
     return AutoConfig.from_pretrained(place, trust_remote_code=False, **arguments)
 
@@ -66,19 +70,28 @@ def load_tokenizer(profile: str | None = None):
     """The tokenizer of a profile or of a local directory.
 
     The `llama-7b-shape` profile has no text of its own and borrows the bundled model's tokenizer: its ids are valid
-    there too.
+    there too. Raises ValueError or FileNotFoundError for a folder whose tokenizer is missing, cut or empty.
     """
     source, _ = _resolve(profile, "target")
+    own = isinstance(source, Path)
+    if own:
+        checkpoint.check_tokenizer(source)
     place, arguments = _where(source, tokenizer=True)
-    return AutoTokenizer.from_pretrained(place, trust_remote_code=False, **arguments)
+    tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False, **arguments)
+    if own and not tokenizer.encode("a", add_special_tokens=False):
+        raise ValueError(f"the tokenizer in {place} makes no token of 'a'; expected one with a vocabulary")
+    return tokenizer if own or source.kind == "hub" else bundled.split_digits(tokenizer)
 
 
 def _resolve(profile: str | None, role: str) -> tuple[Source | Path, torch.dtype]:
     if profile is not None and not isinstance(profile, str | Path):
         raise TypeError(f"profile={profile!r} is a {type(profile).__name__}; expected a name, a directory or None")
-    if profile and Path(profile).is_dir():  # Path("") would be the current folder
+    folder = Path(profile or "").expanduser()  # "" and None: the current folder, which nobody means
+    if profile and profile not in PROFILES and folder.is_dir():
         on_gpu = torch.cuda.is_available()
-        return Path(profile), torch.bfloat16 if on_gpu else torch.float32
+        return folder, torch.bfloat16 if on_gpu else torch.float32
+    if isinstance(profile, Path) or (profile and folder.name != profile):
+        raise FileNotFoundError(f"profile={str(profile)!r} is no folder; expected one with a model, or a name")
     chosen, _ = choose_profile(profile)
     source = chosen.target if role == "target" else chosen.draft
     if source is None:
@@ -96,38 +109,46 @@ def _where(source: Source | Path, *, tokenizer: bool = False) -> tuple[str, dict
 
 
 def _load(source: Source | Path, dtype: torch.dtype, attention: str | None, device: torch.device) -> PreTrainedModel:
-    if dtype not in hardware.DTYPES.values():
-        raise ValueError(f"dtype={dtype!r}; expected one of {', '.join(hardware.DTYPES)}")
+    dtype_name(dtype)  # raises for one that no part of the course knows
     attention = attention or "sdpa"
     if isinstance(source, Source) and source.kind == "shape":
         return random_model(source.name, dtype, attention, device)
     if isinstance(source, Source) and source.kind == "shipped":
         with _quiet():
             return drafts.load_plain(str(bundled.prepare()), dtype).to(device).eval()
+    if isinstance(source, Path):
+        checkpoint.check_config(source)
+        checkpoint.check_weights(source)
     place, arguments = _where(source)
     config = AutoConfig.from_pretrained(place, trust_remote_code=False, **arguments)
-    prequantized.check(config, device)
+    checkpoint.check_quantisation(config, device)
     with _quiet():
-        model = AutoModelForCausalLM.from_pretrained(
+        model, loaded = AutoModelForCausalLM.from_pretrained(
             place,
             config=config,
             dtype=dtype,
             attn_implementation=attention,
             use_safetensors=True,  # never a pickle
+            ignore_mismatched_sizes=True,  # they are named below
+            output_loading_info=True,
             trust_remote_code=False,
             **arguments,
         )
+    if checkpoint.quantisation_of(config) is None:  # such a method renames tensors by rules of its own
+        checkpoint.check_keys(place, loaded)
     return model.to(device).eval()
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """No progress bar for a load that takes a second: in a notebook it would be the cell's only output."""
-    shown = logging.is_progress_bar_enabled()
+    """No progress bar for a load that takes a second, and no table of keys: what is wrong is raised."""
+    shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
     try:
         yield
     finally:
+        logging.set_verbosity(level)
         if shown:
             logging.enable_progress_bar()
 
