@@ -1,0 +1,106 @@
+"""What `make test` runs, stage by stage, with the time of each. Works without make, too: python tools/run_tests.py
+
+    python tools/run_tests.py                       # everything
+    python tools/run_tests.py --only lint,library   # some stages
+    python tools/run_tests.py --busy                # beside a process that keeps one core busy
+
+No stage uses the network: tests/offline refuses every connection that leaves this machine, in notebook kernels too. The
+library's tests and the solved exercises measure nothing and share the cores, a thread each; notebooks measure, so they
+run one after the other. Every stage runs even if one before it failed; the exit status is 1 if any did.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+NBVAL = ["-m", "pytest", "--nbval", "--nbval-sanitize-with", "tests/nbval_sanitize.cfg", "--nbval-cell-timeout=1200"]
+NBVAL += ["-p", "no:cacheprovider"]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage: what it is, about how long it takes on two quiet cores, and its commands (arguments of Python)."""
+
+    name: str
+    title: str
+    minutes: float
+    commands: tuple[tuple[str, ...], ...]
+    threads: int | None = None  # of torch in each process; None: as many as there are cores
+
+
+STAGES = [
+    Stage("model", "the course's model is there", 0.1, (("-m", "every_millisecond.cli", "fetch"),)),
+    Stage("lint", "ruff", 0.1, (("-m", "ruff", "check", "."), ("-m", "ruff", "format", "--check", "."))),
+    Stage("library", "tests/", 6, (("-m", "pytest", "tests", "-n", "2", "--dist", "loadfile"),), threads=1),
+    Stage("solutions", "solved exercises", 0.5, ((*NBVAL, "-n", "2", "--dist", "loadscope", "solutions"),), threads=1),
+    Stage("notebooks", "notebooks against their stored outputs", 8, ((*NBVAL, "notebooks"),)),
+]
+
+
+@contextlib.contextmanager
+def company(busy: bool) -> Iterator[None]:
+    """A process that keeps one core busy meanwhile, if asked for."""
+    if not busy:
+        yield
+        return
+    neighbour = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        yield
+    finally:
+        neighbour.kill()
+        neighbour.wait()
+
+
+def environment(stage: Stage) -> dict[str, str]:
+    """The environment of a stage's processes: no network, and a scorecard and progress that are not the reader's."""
+    own = os.environ | {
+        "PYTHONPATH": str(ROOT / "tests" / "offline"),
+        "LLM_LATENCY_SCORECARD": str(ROOT / "run" / "test-scorecard.json"),
+        "LLM_LATENCY_PROGRESS": str(ROOT / "run" / "test-progress.json"),
+    }
+    if stage.name == "model":
+        del own["PYTHONPATH"]  # this one may download, once
+    if stage.threads:
+        own["OMP_NUM_THREADS"] = str(stage.threads)
+    return own
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [stage.name for stage in STAGES]
+    parser.add_argument("--only", help=f"stages, separated by commas: {', '.join(names)}")
+    parser.add_argument("--busy", action="store_true", help="beside a process that keeps one core busy")
+    parser.add_argument("pytest", nargs="*", help="further arguments of the library stage's pytest, after --")
+    args = parser.parse_args()
+    chosen = args.only.split(",") if args.only else names
+    if unknown := [name for name in chosen if name not in names]:
+        parser.error(f"no stage {', '.join(unknown)}; expected some of {', '.join(names)}")
+    results: list[tuple[Stage, float, bool]] = []
+    with company(args.busy):
+        for stage in (stage for stage in STAGES if stage.name in chosen):
+            print(f"\n=== {stage.name}: {stage.title} (about {stage.minutes:g} min on two quiet cores)", flush=True)
+            begin = time.monotonic()
+            extra = args.pytest if stage.name == "library" else []
+            passed = all(
+                subprocess.run([sys.executable, *command, *extra], cwd=ROOT, env=environment(stage)).returncode == 0
+                for command in stage.commands
+            )
+            results.append((stage, time.monotonic() - begin, passed))
+    print(
+        "\n" + "\n".join(f"{s.name:10} {seconds:6.0f} s  {'passed' if ok else 'FAILED'}" for s, seconds, ok in results)
+    )
+    print(f"{'together':10} {sum(seconds for _, seconds, _ in results):6.0f} s")
+    return 0 if all(ok for *_, ok in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
