@@ -20,7 +20,7 @@ from every_millisecond.laboratory.cache_peers import (
 )
 from llm_latency.generation import TransformersStepper
 from llm_latency.kv_cache import Int8KVCache
-from llm_latency.quality import drift, perplexity, reading_text, windowed_perplexity
+from llm_latency.quality import drift, perplexity, reading_text
 from llm_latency.quality.perplexity import outputs_in_chunks
 
 
@@ -50,24 +50,18 @@ class Prescribed(torch.nn.Module):
         return SimpleNamespace(logits=logits)
 
 
-@pytest.mark.parametrize("window, stride", [(2, 1), (3, 2), (4, 3), (4, 1), (5, 4), (9, 2)])
-def test_windows_average_tokens_and_not_windows(window, stride):
-    """Case 24: three tokens at 1 nat and one at 3 give exp(6 / 4) = 4.4817; a mean of windows' means gives another."""
-    model = Prescribed([0.0, 1.0, 1.0, 1.0, 3.0])
-    ids = torch.arange(5).unsqueeze(0)
-    assert windowed_perplexity(model, ids, window=window, stride=stride) == pytest.approx(math.exp(1.5), abs=1e-3)
-    assert perplexity(model, ids) == pytest.approx(4.4817, abs=1e-3)
+def test_perplexity_is_over_tokens():
+    """Case 24: three tokens at 1 nat and one at 3 give exp(6 / 4) = 4.4817."""
+    assert perplexity(Prescribed([0.0, 1.0, 1.0, 1.0, 3.0]), torch.arange(5)) == pytest.approx(4.4817, abs=1e-3)
 
 
 @settings(max_examples=50, deadline=None)
-@given(n=st.integers(2, 40), window=st.integers(2, 45), data=st.data())
-def test_each_token_counts_exactly_once(n, window, data):
-    """Guards against tokens scored twice where windows overlap, or not at all where they meet."""
-    stride = data.draw(st.integers(1, window - 1))
+@given(n=st.integers(2, 40))
+def test_each_token_counts_exactly_once(n):
+    """Guards against a first or last token that is left out, or counted twice."""
     losses = [0.0] + [0.1 * (1 + i % 7) for i in range(n - 1)]
     expected = math.exp(sum(losses) / (n - 1))
-    ids = torch.arange(n)
-    assert windowed_perplexity(Prescribed(losses), ids, window=window, stride=stride) == pytest.approx(expected, 1e-4)
+    assert perplexity(Prescribed(losses), torch.arange(n)) == pytest.approx(expected, 1e-4)
 
 
 @pytest.mark.parametrize("n", [2, 3, 9, 100, 131])
@@ -82,7 +76,6 @@ def test_with_and_without_a_cache(tiny_llama, n):
         through = perplexity(tiny_llama, ids, cache=DynamicCache(config=tiny_llama.config), chunk_size=chunk)
         assert through == pytest.approx(expected, 1e-4)
     assert perplexity(TransformersStepper(tiny_llama), ids) == pytest.approx(expected, 1e-4)
-    assert windowed_perplexity(tiny_llama, ids, window=200, stride=10) == pytest.approx(expected, 1e-4)
 
 
 def test_a_long_text_without_a_cache_is_read_in_chunks(tiny_llama, monkeypatch):
@@ -152,10 +145,6 @@ def test_perplexity_refuses_bad_input(tiny_llama):
         perplexity(tiny_llama, ids, cache=DynamicCache(config=tiny_llama.config), chunk_size=0)
     with pytest.raises(ValueError, match="stepper"):
         perplexity(TransformersStepper(tiny_llama), ids, cache=DynamicCache(config=tiny_llama.config))
-    with pytest.raises(ValueError, match="window=5, stride=5"):
-        windowed_perplexity(tiny_llama, ids, window=5, stride=5)
-    with pytest.raises(TypeError, match=r"stride=1\.5"):
-        windowed_perplexity(tiny_llama, ids, window=5, stride=1.5)
     with torch.no_grad():
         tiny_llama.model.norm.weight[0] = math.nan
     with pytest.raises(ValueError, match="NaN"):
@@ -171,10 +160,7 @@ def test_perplexity_stays_within_vocabulary_and_positions(tiny_llama, wrap):
     with pytest.raises(ValueError, match="513 tokens"):
         perplexity(tiny_llama, long, cache=DynamicCache(config=tiny_llama.config))
     with pytest.raises(ValueError, match="513 tokens"):
-        windowed_perplexity(tiny_llama, long, window=600, stride=9)
-    with pytest.raises(ValueError, match="513 tokens"):
         drift(tiny_llama, long, lambda: DynamicCache(config=tiny_llama.config))
-    assert windowed_perplexity(tiny_llama, long, window=512, stride=500) > 0
     for bad in (-1, 97):
         with pytest.raises(ValueError, match=f"holds {bad}; expected ids from 0 to 96"):
             perplexity(wrap(tiny_llama), torch.tensor([[3, bad]]))

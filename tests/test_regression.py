@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
+import io
 import math
+import sys
 from types import SimpleNamespace
 from xml.etree import ElementTree
 
@@ -17,7 +18,6 @@ from every_millisecond import cli
 from llm_latency.compat import with_cache
 from llm_latency.generation import Stepper, TransformersStepper, generate
 from llm_latency.quality import Thresholds, regression_test, standard_cases
-from llm_latency.quality.regression import _failures
 from llm_latency.quality.regression_report import CaseResult, RegressionReport
 from llm_latency.quality.two_samples import homogeneity_p
 from llm_latency.sampling import probabilities, sample
@@ -211,7 +211,7 @@ def test_nan_vocabularies_and_empty_cases_are_clear_errors():
         regression_test(Table(P), Table(P), {})
     with pytest.raises(ValueError, match="case 'none' has shape"):
         regression_test(Table(P), Table(P), {"none": torch.zeros(1, 0, dtype=torch.int64)})
-    with pytest.raises(ValueError, match="case 'far' holds ids outside 0 to 2"):
+    with pytest.raises(ValueError, match="case 'far' holds 3; expected ids from 0 to 2"):
         regression_test(Table(P), Table(P), {"far": torch.tensor([[3]])})
     with pytest.raises(TypeError, match="case 'text' is str"):
         regression_test(Table(P), Table(P), {"text": "hello"})
@@ -243,7 +243,7 @@ def test_a_case_that_only_the_optimised_model_cannot_do_fails_and_the_others_go_
 
 def report_of(*cases: CaseResult, **options) -> RegressionReport:
     thresholds = options.pop("thresholds", Thresholds())
-    return RegressionReport(cases, thresholds, options.get("exact", False), None, ())
+    return RegressionReport(cases, thresholds, options.get("exact", False))
 
 
 def test_perplexity_counts_each_token_once():
@@ -258,10 +258,10 @@ def test_time_is_judged_only_where_asked():
     """A gate that fails because a neighbour compiled something would be flaky."""
     times = Comparison({"original": (10.0, 12.0), "optimised": (20.0, 24.0)}, {}, "a clock")
     case = CaseResult("any", 2, positions=1, same_first=1, times=times)
-    assert _failures(report_of(case)) == []
-    ((name, what),) = _failures(report_of(case, thresholds=Thresholds(speedup=1.0)))
+    assert report_of(case).failures == []
+    ((name, what),) = report_of(case, thresholds=Thresholds(speedup=1.0)).failures
     assert name == "any" and what.startswith("speed-up 0.50 times")
-    assert _failures(report_of(case, thresholds=Thresholds(speedup=0.5))) == []
+    assert report_of(case, thresholds=Thresholds(speedup=0.5)).failures == []
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_time_is_judged_only_where_asked():
 )
 def test_thresholds_that_judge_nothing_are_refused(wrong):
     """NaN as a limit would let everything pass."""
-    with pytest.raises(ValueError, match=next(iter(wrong))):
+    with pytest.raises((ValueError, TypeError), match=next(iter(wrong))):
         Thresholds(**wrong)
 
 
@@ -278,11 +278,24 @@ def test_junit_says_which_case_failed():
     good = CaseResult("good", 2, positions=1, same_first=1)
     bad = CaseResult("bad", 2, error="IndexError: 3")
     report = report_of(good, bad)
-    report = dataclasses.replace(report, failures=tuple(_failures(report)))
     suite = ElementTree.fromstring(report.junit())
     assert suite.get("tests") == "3" and suite.get("failures") == "1"
     failed = [test.get("name") for test in suite if test.find("failure") is not None]
     assert failed == ["bad"]
+
+
+def test_a_report_holds_what_an_error_may_quote():
+    """Fault (case 46): a terminal's colours or a lone surrogate in an error make the JUnit file unreadable; brackets in
+    it, or in a case's name, vanish as markup."""
+    from rich.console import Console
+
+    bad = CaseResult("[red]", 2, error="IndexError: \x1b[31m\x00 [bold] \udc80 é\t")
+    failure = ElementTree.fromstring(report_of(bad).junit().encode()).find(".//failure")
+    assert failure.text.endswith(r"IndexError: \x1b[31m\x00 [bold] \udc80 é" + "\t")
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(report_of(CaseResult("[red]", 2, error="IndexError: [bold]")).table())
+    shown = console.export_text()
+    assert "[red]" in shown and "[bold]" in shown
 
 
 def test_the_table_tells_the_verdict(tiny_llama, cases, capsys):
@@ -319,6 +332,19 @@ def test_standard_cases_hold_the_edges(tokenizer):
     assert list(standard_cases(tokenizer, 20, new_tokens=16)) == ["one token", "at the context limit"]
     with pytest.raises(ValueError, match="max_positions=16"):
         standard_cases(tokenizer, 16, new_tokens=16)
+
+
+def test_a_tokenizer_that_makes_nothing_ends():
+    """Fault (case 40): no tokens, doubled until there are enough, is an endless loop."""
+    with pytest.raises(ValueError, match="makes 0 tokens"):
+        standard_cases(lambda text, **_: {"input_ids": []}, 512)
+
+
+def test_comparing_samples_says_what_to_install(monkeypatch):
+    """Fault: a plain ModuleNotFoundError from a package that does not need scipy otherwise."""
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    with pytest.raises(ImportError, match="pip install scipy"):
+        homogeneity_p([0] * 50 + [1] * 50, [0] * 50 + [1] * 50)
 
 
 def test_the_command_line_gate(tiny_directory, tmp_path):

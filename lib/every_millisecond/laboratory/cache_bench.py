@@ -17,8 +17,7 @@ from llm_latency import models
 from llm_latency.compat import with_cache
 from llm_latency.kv_cache import Int8KVCache, attend_int8
 from llm_latency.kv_cache.int8 import ATTENTION_NAME
-from llm_latency.quality.perplexity import perplexity
-from llm_latency.quality.reading import reading_text
+from llm_latency.quality import perplexity, reading_text
 from llm_latency.timing import Comparison, compare
 
 TOKENS = 4096
@@ -69,7 +68,7 @@ def reading_times(
 
     def blocked() -> Tensor:
         int8[0].store(*token)
-        return attend_int8(query, int8[0].view())
+        return attend_int8(query, int8[0])
 
     def copied() -> Tensor:
         int8[1].store(*token)
@@ -80,7 +79,7 @@ def reading_times(
         INT8: blocked,
         COPY: copied,
         SDPA: lambda: sdpa(query, keys, values),
-        READ: lambda: attend_int8(query, int8[2].view()),
+        READ: lambda: attend_int8(query, int8[2]),
     }
     with torch.inference_mode():
         return compare(functions, rounds=rounds, device=device)

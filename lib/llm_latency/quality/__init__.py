@@ -1,11 +1,10 @@
 """What an optimisation costs in quality: perplexity, drift from the exact model, and the gate that decides."""
 
 from llm_latency.quality.drift import DriftReport, drift
-from llm_latency.quality.perplexity import perplexity, windowed_perplexity
-from llm_latency.quality.reading import reading_text
+from llm_latency.quality.perplexity import perplexity
 from llm_latency.quality.regression import regression_test
-from llm_latency.quality.regression_cases import standard_cases
 from llm_latency.quality.regression_report import RegressionReport, Thresholds
+from llm_latency.quality.texts import reading_text, standard_cases
 
 __all__ = [
     "DriftReport",
@@ -16,5 +15,4 @@ __all__ = [
     "reading_text",
     "regression_test",
     "standard_cases",
-    "windowed_perplexity",
 ]

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
-from llm_latency.quality.perplexity import CHUNK, check_fits, check_ids, outputs_in_chunks
+from llm_latency.arguments import check_count
+from llm_latency.quality.perplexity import CHUNK, check_text, outputs_in_chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +60,8 @@ def drift(
 
     Raises TypeError or ValueError for ids as `perplexity` does, and ValueError for a cache that already holds tokens.
     """
-    input_ids = check_ids(input_ids)
-    check_fits(model, input_ids, input_ids.shape[1])
+    input_ids = check_text(model, input_ids)
+    check_count("chunk_size", chunk_size)
     exact = outputs_in_chunks(model, input_ids, None, chunk_size, output_hidden_states=True)
     tested = outputs_in_chunks(model, input_ids, make_cache(), chunk_size, output_hidden_states=True)
     changes, sizes, kl, agrees = [], [], [], []

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, fields
 from xml.etree import ElementTree
 
 from rich.markup import escape
 from rich.table import Table
 
+from llm_latency.arguments import check_number
+from llm_latency.quality.perplexity import exponential
 from llm_latency.timing import Comparison
 
 ORIGINAL, OPTIMISED = "original", "optimised"
+ALL = "all cases"
+HEADERS = ("case", "tokens", "perplexity", "mean KL", "same first", "same text", "ms", "speed-up", "verdict")
+# What XML 1.0 cannot hold, escaped or not: a model's error may quote a terminal's colours.
+NOT_XML = re.compile("[^\\t\\n\\r\\x20-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +43,7 @@ class Thresholds:
             value = getattr(self, field.name)
             if value is None and field.name == "speedup":
                 continue
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-                raise ValueError(f"{field.name}={value!r}; expected a number of at least 0")
-        if self.agreement > 1:
-            raise ValueError(f"agreement={self.agreement}; expected a share, at most 1")
+            check_number(field.name, value, least=0, most=1 if field.name == "agreement" else math.inf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,25 +77,50 @@ class CaseResult:
         """Original and optimised over this case's scored tokens; None for a prompt of one token, which scores none."""
         if self.positions < 2:
             return None
-        return tuple(_exp(loss / (self.positions - 1)) for loss in self.losses)
-
-
-def _exp(mean: float) -> float:
-    try:
-        return math.exp(mean)
-    except OverflowError:
-        return math.inf
+        return tuple(exponential(loss / (self.positions - 1)) for loss in self.losses)
 
 
 @dataclass(frozen=True, slots=True)
 class RegressionReport:
-    """The verdict. failures: (case or "all cases", what is wrong), empty if the optimisation passes."""
+    """The verdict over all cases. exact: exactness was promised. sampling_p: None if nothing was drawn."""
 
     cases: tuple[CaseResult, ...]
     thresholds: Thresholds
     exact: bool
-    sampling_p: float | None
-    failures: tuple[tuple[str, str], ...]
+    sampling_p: float | None = None
+
+    @property
+    def failures(self) -> list[tuple[str, str]]:
+        """(case or "all cases", what is wrong) for each limit that was missed; empty if the optimisation passes."""
+        limits, found = self.thresholds, []
+        for case in self.cases:
+            if case.error:
+                found.append((case.name, f"only the optimised model fails: {case.error}"))
+                continue
+            if self.exact and not case.text_is_exact:
+                found.append((case.name, f"the greedy text differs after {case.same_text} of {case.new_tokens} tokens"))
+            if limits.speedup is not None and case.times is not None:
+                ratio = case.times.speedup(OPTIMISED, ORIGINAL)
+                if ratio.median < limits.speedup:
+                    found.append((case.name, f"speed-up {ratio}; expected at least {limits.speedup:g} times"))
+        before, after = self.perplexities
+        if after > before * (1 + limits.perplexity_increase):
+            found.append(
+                (ALL, f"perplexity {before:.4g} to {after:.4g}, {after / before - 1:+.1%}; at most "
+                      f"{limits.perplexity_increase:+.1%} is allowed")
+            )  # fmt: skip
+        kl, why = (limits.exact_kl, " where exactness is promised") if self.exact else (limits.kl, "")
+        if self.mean_kl > kl:
+            found.append((ALL, f"mean KL {self.mean_kl:.2g} nats; at most {kl:g} is allowed{why}"))
+        if self.agreement < limits.agreement:
+            found.append(
+                (ALL, f"same first choice at {self.agreement:.1%}; at least {limits.agreement:.1%} is expected")
+            )
+        if self.sampling_p is not None and self.sampling_p < limits.p_value:
+            found.append(
+                (ALL, f"sampled text has another distribution: p {self.sampling_p:.1e}; at least {limits.p_value:g}")
+            )
+        return found
 
     @property
     def passed(self) -> bool:
@@ -108,7 +137,7 @@ class RegressionReport:
         scored = sum(max(0, case.positions - 1) for case in self.cases)
         if not scored:
             return math.nan, math.nan
-        return tuple(_exp(sum(case.losses[i] for case in self.cases) / scored) for i in range(2))
+        return tuple(exponential(sum(case.losses[i] for case in self.cases) / scored) for i in range(2))
 
     @property
     def mean_kl(self) -> float:
@@ -130,17 +159,7 @@ class RegressionReport:
         if self.sampling_p is not None:
             caption += f", sampling p {self.sampling_p:.2g}"
         shown = Table(title="Regression test", caption=caption, title_justify="left", caption_justify="left")
-        for header in (
-            "case",
-            "tokens",
-            "perplexity",
-            "mean KL",
-            "same first",
-            "same text",
-            "ms",
-            "speed-up",
-            "verdict",
-        ):
+        for header in HEADERS:
             shown.add_column(header, justify="left" if header == "case" else "right")
         for case in self.cases:
             shown.add_row(*self._cells(case))
@@ -150,7 +169,7 @@ class RegressionReport:
         wrong = [what for where, what in self.failures if where == case.name]
         verdict = escape("; ".join(wrong)) if wrong else "passed"
         if case.error:
-            return [case.name, str(case.tokens), "", "", "", "", "", "", verdict]
+            return [escape(case.name), str(case.tokens), "", "", "", "", "", "", verdict]
         both = case.perplexities
         time, ratio = "-", "-"
         if case.times is not None:
@@ -158,7 +177,7 @@ class RegressionReport:
             time = f"{ms[ORIGINAL]:.0f} to {ms[OPTIMISED]:.0f}"
             ratio = str(case.times.speedup(OPTIMISED, ORIGINAL))
         return [
-            case.name,
+            escape(case.name),
             str(case.tokens),
             "-" if both is None else f"{both[0]:.2f} to {both[1]:.2f}",
             f"{case.kl / case.positions:.1e}",
@@ -171,15 +190,20 @@ class RegressionReport:
 
     def junit(self) -> str:
         """The report as JUnit XML: one test per case, and one for all cases together."""
-        names = [case.name for case in self.cases] + ["all cases"]
+        names = [case.name for case in self.cases] + [ALL]
         failed = {where for where, _ in self.failures}
         suite = ElementTree.Element(
             "testsuite", name="llm-latency regress", tests=str(len(names)), failures=str(len(failed)), errors="0"
         )
         for name in names:
-            test = ElementTree.SubElement(suite, "testcase", classname="regression", name=name)
-            wrong = [what for where, what in self.failures if where == name]
+            test = ElementTree.SubElement(suite, "testcase", classname="regression", name=_legal(name))
+            wrong = [_legal(what) for where, what in self.failures if where == name]
             if wrong:
                 ElementTree.SubElement(test, "failure", message=wrong[0]).text = "\n".join(wrong)
         ElementTree.indent(suite)
         return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
+
+
+def _legal(text: str) -> str:
+    """The text with every character that XML cannot hold spelt out."""
+    return NOT_XML.sub(lambda match: match[0].encode("unicode_escape").decode(), text)

@@ -36,13 +36,15 @@ def homogeneity_p(first: Sequence[Hashable], second: Sequence[Hashable]) -> floa
         cells[-1] = (cells[-1][0] + pooled[0], cells[-1][1] + pooled[1])
     if len(cells) < 2:
         return 1.0
-    statistic = 0.0
-    for pair in cells:
-        for observed, size in zip(pair, sizes, strict=True):
-            expected = sum(pair) * size / sum(sizes)
-            statistic += (observed - expected) ** 2 / expected
-    half_df = torch.tensor((len(cells) - 1) / 2, dtype=torch.float64)
-    return float(torch.special.gammaincc(half_df, torch.tensor(statistic / 2, dtype=torch.float64)))
+    return float(_scipy_stats().chi2_contingency(cells, correction=False).pvalue)
+
+
+def _scipy_stats():
+    try:
+        from scipy import stats
+    except ImportError as error:
+        raise ImportError("comparing two samples needs scipy: `pip install scipy`") from error
+    return stats
 
 
 def sampling_p(
