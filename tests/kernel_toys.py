@@ -1,4 +1,4 @@
-"""Small models for the kernel's tests, and the oracle: the FP32 model whose weights are what the kernel's codes mean."""
+"""Small models for the kernel's tests; their FP32 weights are what the kernel's codes mean, so they are its oracle."""
 
 from __future__ import annotations
 

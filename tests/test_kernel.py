@@ -95,7 +95,7 @@ def test_the_bundled_model_loses_not_a_bit(target):
 
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 63, 64, 65, 150])
 def test_logits_and_features_are_the_models(toy, length):
-    """Guards against any difference of the mathematics: GQA 1 to 7, biases, scaled RoPE, odd sizes, pages, chunks."""
+    """Guards against any difference of the mathematics: GQA 1 to 7, biases, scaled RoPE, odd sizes, blocks, chunks."""
     ids = ids_of(toy, length)
     decoder = KernelDecoder.from_model(toy, threads=2)
     exact = exact_logits(toy, ids)
@@ -202,7 +202,7 @@ def test_bytes_are_those_of_the_codes(llama):
     assert decoder.step_bytes == 2 * layer + head + (2 * 2 + 1) * 4 * 96 + 4 * 96
     assert (
         decoder.cache_bytes == 2 * 2 * 7 * 2 * 16 * 16 * 2
-    )  # layers, keys and values, pages, KV heads, page, head_dim
+    )  # layers, keys and values, blocks, KV heads, block, head_dim
     assert KernelDecoder.from_model(llama, max_length=100, cache="int8").cache_bytes < 0.7 * decoder.cache_bytes
 
 
@@ -220,14 +220,14 @@ def test_bad_options(llama, tiny_llama):
     ):
         with pytest.raises(ValueError, match=message):
             KernelDecoder.from_model(llama, **options)
-    with pytest.raises(TypeError, match="threads=1.5"):
+    with pytest.raises(TypeError, match=r"threads=1\.5"):
         KernelDecoder.from_model(llama, threads=1.5)
     with pytest.raises(ValueError, match="hidden size divisible by 32; this model has 48"):
         KernelDecoder.from_model(tiny_llama)
 
 
 def test_bad_requests(llama):
-    """Guards against memory read beyond its end: ids, positions and pages are checked before anything is computed."""
+    """Guards against memory read beyond its end: ids, positions and blocks are checked before anything is computed."""
     decoder = KernelDecoder.from_model(llama, max_length=40)
     with pytest.raises(RuntimeError, match="before prefill"):
         decoder.step(torch.tensor([[5]]))
@@ -240,7 +240,7 @@ def test_bad_requests(llama):
     ):
         with pytest.raises(ValueError, match=message):
             decoder.prefill(ids)
-    with pytest.raises(TypeError, match="torch.float32"):
+    with pytest.raises(TypeError, match=r"torch\.float32"):
         decoder.prefill(torch.zeros(1, 3))
     for rows, message in (
         (([], [], []), "n at least 1"),
@@ -248,15 +248,15 @@ def test_bad_requests(llama):
         (([5], [40], [[0, 1, 2]]), "row 0: position 40; expected 0 to 39"),
         (([5], [-1], [[0]]), "row 0: position -1"),
         (([5], [16], [[0]]), "row 0: position 16; expected 0 to 15"),
-        (([5, 6], [0, 17], [[0, 0], [1, 3]]), r"row 1: pages \[1, 3\]"),
-        (([5], [0], [[-1]]), r"row 0: pages \[-1\]"),
-        (([5, 6, 7], [3, 4, 3], [[0], [0], [0]]), "row 2: position 3 in page 0"),
+        (([5, 6], [0, 17], [[0, 0], [1, 3]]), r"row 1: blocks \[1, 3\]"),
+        (([5], [0], [[-1]]), r"row 0: blocks \[-1\]"),
+        (([5, 6, 7], [3, 4, 3], [[0], [0], [0]]), "row 2: position 3 in block 0"),
     ):
         with pytest.raises(ValueError, match=message):
             decoder.rows(*rows)
     with pytest.raises(ValueError, match="wanted must be row numbers"):
         decoder.rows([5], [0], [[0]], wanted=[1])
-    with pytest.raises(TypeError, match="positions are torch.float32"):
+    with pytest.raises(TypeError, match=r"positions are torch\.float32"):
         decoder.rows([5], [0.0], [[0]])
 
 
@@ -277,7 +277,7 @@ def test_nan_is_an_error_not_words(value):
 
 
 def test_keys_beyond_fp16_are_an_error():
-    """Guards against infinity in the cache, which a page of another request would later read."""
+    """Guards against infinity in the cache, which a block of another request would later read."""
     model = kernel_toys.make_toy("biased")
     with torch.no_grad():
         model.model.layers[0].self_attn.k_proj.bias.fill_(7e4)

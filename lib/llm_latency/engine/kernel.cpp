@@ -1,9 +1,9 @@
 // One pass of a Llama-family model as one function: no operators, no launches, and between two matrices only a barrier.
 // First the numbers (32 weights share a scale and a minimum, 32 activations a scale, all else is integers), then their
-// products (LANES output rows side by side), attention (over pages of 16 tokens), and the pass (phases that all threads
-// go through together).
+// products (LANES output rows side by side), attention (over blocks of 16 tokens), and the pass (phases that all
+// threads go through together).
 //
-// A pass computes ROWS: (token, position, table of pages). Consecutive positions of one request are a prompt or guesses
+// A pass computes ROWS: (token, position, block table). Consecutive positions of one request are a prompt, or guesses
 // to be checked; rows of different requests are a batch; the code does not know which. Every number is computed by one
 // thread, by the same operations in the same order, whatever else is in the pass and however many threads there are: no
 // sum of floats runs across the lanes of a vector, and none is contracted to a fused one (-ffp-contract=off). So a row
@@ -125,20 +125,20 @@ static void multiply(const Matrix& w, int64_t tile, const Inputs& in, int64_t ro
 template <class Stored, int H>
 static void attend(const Cache& c, const int64_t* slabs, int64_t tokens, int64_t dim, const float* q, float* state,
                    int64_t stride) {
-    constexpr int V = PAGE / LANES;
+    constexpr int V = BLOCK / LANES;
     float p[H][CHUNK];
-    for (int64_t start = 0; start < tokens; start += PAGE) {
-        const int64_t slab = slabs[start / PAGE];
-        const Stored* keys = (const Stored*)c.keys + slab * dim * PAGE;
+    for (int64_t start = 0; start < tokens; start += BLOCK) {
+        const int64_t slab = slabs[start / BLOCK];
+        const Stored* keys = (const Stored*)c.keys + slab * dim * BLOCK;
         floats score[H][V] = {};
         for (int64_t d = 0; d < dim; d++)
             for (int v = 0; v < V; v++) {
-                const floats key = widen(keys + d * PAGE + v * LANES);
+                const floats key = widen(keys + d * BLOCK + v * LANES);
                 for (int h = 0; h < H; h++) score[h][v] += key * q[h * dim + d];
             }
         for (int i = 0; i < H * V; i++) {
             const int64_t at = i % V * LANES;
-            if (c.key_scales) score[i / V][i % V] *= load<floats>(c.key_scales + slab * PAGE + at);
+            if (c.key_scales) score[i / V][i % V] *= load<floats>(c.key_scales + slab * BLOCK + at);
             store(p[i / V] + start + at, score[i / V][i % V]);
         }
     }
@@ -147,15 +147,15 @@ static void attend(const Cache& c, const int64_t* slabs, int64_t tokens, int64_t
         for (int64_t t = 0; t < tokens; t += LANES) store(p[h] + t, exponential(load<floats>(p[h] + t) - largest));
         for (int64_t t = 0; t < tokens; t++) {
             sum += p[h][t];
-            if (c.value_scales) p[h][t] *= c.value_scales[slabs[t / PAGE] * PAGE + t % PAGE];
+            if (c.value_scales) p[h][t] *= c.value_scales[slabs[t / BLOCK] * BLOCK + t % BLOCK];
         }
         state[h * stride] = largest, state[h * stride + 1] = sum;
     }
-    for (int64_t d = 0; d < dim; d += PAGE) {
+    for (int64_t d = 0; d < dim; d += BLOCK) {
         floats mixture[H][V] = {};
         for (int64_t t = 0; t < tokens; t++)
             for (int v = 0; v < V; v++) {
-                const int64_t at = (slabs[t / PAGE] * PAGE + t % PAGE) * dim + d + v * LANES;
+                const int64_t at = (slabs[t / BLOCK] * BLOCK + t % BLOCK) * dim + d + v * LANES;
                 const floats value = widen((const Stored*)c.values + at);
                 for (int h = 0; h < H; h++) mixture[h][v] += value * p[h][t];
             }
@@ -170,9 +170,9 @@ static bool keep(const Cache& c, bool key, int64_t slab, int64_t token, int64_t 
     float* scales = key ? c.key_scales : c.value_scales;
     const float scale = load<float>(&bits) / 127, inverse = scale > 1e-30f ? 1 / scale : 0;
     if (bits > 0x477fe000) return false;  // 65,504
-    if (scales) scales[slab * PAGE + token] = scale;
+    if (scales) scales[slab * BLOCK + token] = scale;
     for (int64_t d = 0; d < dim; d++) {
-        const int64_t at = slab * dim * PAGE + (key ? d * PAGE + token : token * dim + d);
+        const int64_t at = slab * dim * BLOCK + (key ? d * BLOCK + token : token * dim + d);
         if (scales) ((int8_t*)stored)[at] = (int8_t)std::lrint(v[d] * inverse);
         else ((uint16_t*)stored)[at] = to_half(v[d]);
     }
@@ -258,8 +258,8 @@ static void run(const Model& m, const Cache& c, const Pass& p, Scratch s, int me
     }
     for (int64_t l = 0; l < m.layers; l++) {
         const Layer& layer = m.layer[l];
-        auto slab = [&](int64_t row, int64_t page, int64_t kv) {
-            return (l * c.pages + p.tables[row * p.table_width + page]) * m.kv_heads + kv;
+        auto slab = [&](int64_t row, int64_t block, int64_t kv) {
+            return (l * c.blocks + p.tables[row * p.table_width + block]) * m.kv_heads + kv;
         };
         norm(layer.attention_norm, s.normed);
         integers(s.normed, hidden, n, nullptr);
@@ -274,14 +274,14 @@ static void run(const Model& m, const Cache& c, const Pass& p, Scratch s, int me
                 v[d + dim / 2] = b * cosine[d + dim / 2] + a * sine[d + dim / 2];
             }
             for (int64_t d = 0; d < dim && head < m.heads; d++) v[d] *= 1.0f / std::sqrt((float)dim);
-            const int64_t to = slab(r, position / PAGE, (head + m.kv_heads - m.heads) % m.kv_heads);
-            if (head >= m.heads && !keep(c, head < turned, to, position % PAGE, dim, v)) finite = false;
+            const int64_t to = slab(r, position / BLOCK, (head + m.kv_heads - m.heads) % m.kv_heads);
+            if (head >= m.heads && !keep(c, head < turned, to, position % BLOCK, dim, v)) finite = false;
         });
         phase(n * m.kv_heads * chunks, [&](int64_t i) {
             const int64_t r = i / m.kv_heads / chunks, kv = i / chunks % m.kv_heads, first = i % chunks * CHUNK;
             const int64_t tokens = std::min(p.positions[r] + 1 - first, CHUNK);
-            int64_t slabs[CHUNK / PAGE];
-            for (int64_t t = 0; t < tokens; t += PAGE) slabs[t / PAGE] = slab(r, (first + t) / PAGE, kv);
+            int64_t slabs[CHUNK / BLOCK];
+            for (int64_t t = 0; t < tokens; t += BLOCK) slabs[t / BLOCK] = slab(r, (first + t) / BLOCK, kv);
             for (int64_t h = kv * group; h < (kv + 1) * group && tokens > 0; h += 4) {
                 constexpr decltype(&attend<int8_t, 1>) SOME[2][4] = {
                     {attend<uint16_t, 1>, attend<uint16_t, 2>, attend<uint16_t, 3>, attend<uint16_t, 4>},
@@ -328,12 +328,12 @@ static int64_t check(const Model& m, const Cache& c, const Pass& p) {
     for (int64_t r = 0; r < p.rows; r++) {
         const int64_t position = p.positions[r], *table = p.tables + r * p.table_width;
         if (p.tokens[r] < 0 || p.tokens[r] >= m.vocab) return 8 * r + TOKEN;
-        if (position < 0 || position >= m.positions || position >= p.table_width * PAGE) return 8 * r + POSITION;
-        for (int64_t i = 0; i <= position / PAGE; i++)
-            if (table[i] < 0 || table[i] >= c.pages) return 8 * r + TABLE;
+        if (position < 0 || position >= m.positions || position >= p.table_width * BLOCK) return 8 * r + POSITION;
+        for (int64_t i = 0; i <= position / BLOCK; i++)
+            if (table[i] < 0 || table[i] >= c.blocks) return 8 * r + TABLE;
         for (int64_t other = 0, at; other < r; other++)
-            if ((at = p.positions[other]) % PAGE == position % PAGE &&
-                p.tables[other * p.table_width + at / PAGE] == table[position / PAGE]) return 8 * r + TWICE;
+            if ((at = p.positions[other]) % BLOCK == position % BLOCK &&
+                p.tables[other * p.table_width + at / BLOCK] == table[position / BLOCK]) return 8 * r + TWICE;
     }
     return NONE;
 }

@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-constexpr int64_t GROUP = 32, PAGE = 16, CHUNK = 64, MAX_ROWS = 64;  // weights; tokens; tokens; rows of one pass
+constexpr int64_t GROUP = 32, BLOCK = 16, CHUNK = 64, MAX_ROWS = 64;  // weights; tokens; tokens; rows of one pass
 
 // A weight matrix in the order in which it is read: tiles of LANES output rows, in them groups of 32 columns, in them
 // four columns of each row side by side.
@@ -16,12 +16,12 @@ struct Matrix {
     int64_t rows, columns, bits;
 };
 
-// A slab is a page of one layer and KV head. Keys lie in it as [head_dim][16 tokens], values as [16 tokens][head_dim]:
+// A slab is a block of one layer and KV head. Keys lie in it as [head_dim][16 tokens], values as [16 tokens][head_dim]:
 // vectors run over tokens for the scores and over channels for the mixture, and neither is summed across a vector.
 struct Cache {
-    void *keys, *values;               // [layers][pages][kv_heads] slabs of FP16 or INT8
+    void *keys, *values;               // [layers][blocks][kv_heads] slabs of FP16 or INT8
     float *key_scales, *value_scales;  // INT8: [..][16 tokens], what a token's codes are multiplied by; FP16: null
-    int64_t pages;
+    int64_t blocks;
 };
 
 struct Layer {

@@ -17,7 +17,7 @@ from llm_latency.engine import kernel_library
 from llm_latency.engine.kernel_weights import KernelWeights
 from llm_latency.generation import Stepper
 
-PAGE = 16  # tokens of a page, as kernel.cpp has it and as `kv_cache.BlockManager` counts by default
+BLOCK = 16  # tokens of a block, as kernel.cpp has it and as `kv_cache.BlockManager` counts by default
 MAX_ROWS = 64  # rows of one pass
 ACTIVATIONS = ("int16", "int8")
 TOKEN, POSITION, TABLE, TWICE, NOT_FINITE = 1, 2, 3, 4, 5  # what kernel_pass returns, with 8 * row added
@@ -27,8 +27,8 @@ class KernelDecoder(Stepper):
     """Decodes one request at a time as a stepper, or rows of many requests by `rows`. Build it with `from_model`.
 
     Attributes:
-        keys, values: the pool of pages, FP16 [layers, pages, kv_heads, head_dim, 16] and [layers, pages, kv_heads, 16,
-            head_dim]; or INT8, with key_scales and value_scales FP32 [layers, pages, kv_heads, 16] beside it.
+        keys, values: the pool of blocks, FP16 [layers, blocks, kv_heads, head_dim, 16] and [layers, blocks, kv_heads,
+            16, head_dim]; or INT8, with key_scales and value_scales FP32 [layers, blocks, kv_heads, 16] beside it.
         length: tokens stored of the stepper's request.
         features: FP32 [k, hidden], the hidden states that the head read for each token of the last call.
     """
@@ -43,13 +43,13 @@ class KernelDecoder(Stepper):
         max_length: int | None = None,
         threads: int | None = None,
         cache: str | None = None,
-        pages: int | None = None,
+        blocks: int | None = None,
     ) -> None:
         if activations not in ACTIVATIONS:
             raise ValueError(f"activations must be 'int16' or 'int8', got {activations!r}")
         if cache not in (None, "int8"):
             raise ValueError(f"cache must be None or 'int8', got {cache!r}")
-        for name, value in (("max_length", max_length), ("threads", threads), ("pages", pages)):
+        for name, value in (("max_length", max_length), ("threads", threads), ("blocks", blocks)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
                 raise TypeError(f"{name}={value!r}; expected an int or None")
             if value is not None and value < 1:
@@ -65,11 +65,11 @@ class KernelDecoder(Stepper):
         with torch.no_grad():
             self.weights = KernelWeights.from_model(model, self._library.kernel_lanes(), self.max_positions)
         self._struct = self.weights.struct
-        self.pages = pages or -(-self.max_positions // PAGE)
+        self.blocks = blocks or -(-self.max_positions // BLOCK)
         self._make_pool(torch.float16 if cache is None else torch.int8)
         self._scratch = torch.zeros(self._library.kernel_scratch(self._struct))
         self._call = kernel_library.Pass(two_digits=activations == "int16", scratch=self._scratch.data_ptr())
-        self._table = torch.arange(self.pages)[None]  # the stepper's own request: every page, in order
+        self._table = torch.arange(self.blocks)[None]  # the stepper's own request: every block, in order
         self.length = 0
         self.features: Tensor | None = None
         self._prefix: Tensor | None = None  # ids [1, n] that `keep_prefix` read
@@ -84,19 +84,19 @@ class KernelDecoder(Stepper):
         max_length: int | None = None,
         threads: int | None = None,
         cache: str | None = None,
-        pages: int | None = None,
+        blocks: int | None = None,
     ) -> KernelDecoder:
         """Take the weights of a transformers Llama, Qwen2 or Mistral model.
 
         activations: "int16", which gives FP32's text, or "int8", which is quicker for several rows and loses a little.
         max_length: tokens of the longest text, None for 2048 or the model's own limit if lower. threads: None for
         torch's number. cache: None for FP16, or "int8": half the bytes, which pays where the text is long.
-        pages: of 16 tokens, in the pool; None for as many as one text of `max_length` needs.
+        blocks: of 16 tokens, in the pool; None for as many as one text of `max_length` needs.
 
         Raises ValueError or TypeError for a model it would not compute right, or options that do not fit, and
         `KernelUnavailable` where the kernel cannot be built.
         """
-        return cls(model, activations=activations, max_length=max_length, threads=threads, cache=cache, pages=pages)
+        return cls(model, activations=activations, max_length=max_length, threads=threads, cache=cache, blocks=blocks)
 
     # -- the stepper protocol -----------------------------------------------------------------------------------------
 
@@ -159,7 +159,7 @@ class KernelDecoder(Stepper):
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of the pool of pages."""
+        """Bytes of the pool of blocks."""
         parts = (self.keys, self.values, self.key_scales, self.value_scales)
         return sum(part.nbytes for part in parts if part is not None)
 
@@ -177,16 +177,16 @@ class KernelDecoder(Stepper):
 
         Args:
             token_ids, positions: integers [n], a token and its place in its text. Of one request's rows, the earlier
-                must come first; each sees the pages' tokens up to itself.
-            block_tables: [n, pages], the pages of each row's request in order, as `BlockManager.table` lists them.
+                must come first; each sees the blocks' tokens up to itself.
+            block_tables: [n, blocks], the blocks of each row's request in order, as `BlockManager.table` lists them.
                 Shorter ones are filled up with anything.
             wanted: the rows whose logits are wanted, None for all.
 
-        It shares its pages with the stepper: use one or the other.
+        It shares its blocks with the stepper: use one or the other.
 
         Raises:
-            ValueError: no rows, an id outside the vocabulary, a position beyond `max_positions` or the table, a page
-                that is not in the pool, two rows in one slot of a page, numbers that are not finite.
+            ValueError: no rows, an id outside the vocabulary, a position beyond `max_positions` or the table, a block
+                that is not in the pool, two rows in one slot of a block, numbers that are not finite.
         """
         token_ids, positions, tables = (
             _integers(name, x)
@@ -195,7 +195,7 @@ class KernelDecoder(Stepper):
         n = token_ids.numel()
         if token_ids.dim() != 1 or n == 0 or positions.shape != (n,) or tables.dim() != 2 or tables.shape[0] != n:
             raise ValueError(
-                f"expected token_ids [n], positions [n] and block_tables [n, pages], n at least 1; got "
+                f"expected token_ids [n], positions [n] and block_tables [n, blocks], n at least 1; got "
                 f"{list(token_ids.shape)}, {list(positions.shape)} and {list(tables.shape)}"
             )
         wanted = torch.arange(n) if wanted is None else _integers("wanted", wanted)
@@ -205,7 +205,7 @@ class KernelDecoder(Stepper):
         return self._compute(token_ids, positions, tables, wanted)
 
     def _compute(self, token_ids: Tensor, positions: Tensor, tables: Tensor, wanted: Tensor) -> Tensor:
-        """Rows in passes of at most MAX_ROWS: token_ids, positions [n], tables [n, pages], wanted [m], all int64."""
+        """Rows in passes of at most MAX_ROWS: token_ids, positions [n], tables [n, blocks], wanted [m], all int64."""
         n, width = token_ids.shape[0], tables.shape[1]
         features = torch.empty(n, self._struct.hidden)
         logits = torch.empty(wanted.shape[0], self._struct.outputs)
@@ -237,12 +237,12 @@ class KernelDecoder(Stepper):
         check_step_ids(token_ids)
         start, count = self.length, token_ids.shape[1]
         end = start + count
-        if end > self.max_positions or end > self.pages * PAGE:
-            limit = min(self.max_positions, self.pages * PAGE)
+        if end > self.max_positions or end > self.blocks * BLOCK:
+            limit = min(self.max_positions, self.blocks * BLOCK)
             raise ValueError(f"{end} tokens do not fit into a KV cache of max_length {limit}")
         if start < self.prefix_tokens:
             self._prefix_features = None  # this call writes over the prefix's slots
-        tables = self._table[:, : -(-end // PAGE)].expand(count, -1).contiguous()
+        tables = self._table[:, : -(-end // BLOCK)].expand(count, -1).contiguous()
         wanted = torch.arange(count - 1 if last_only else 0, count)
         logits = self._compute(_integers("token_ids", token_ids[0]), torch.arange(start, end), tables, wanted)
         self.length = end
@@ -255,13 +255,13 @@ class KernelDecoder(Stepper):
 
     def _make_pool(self, dtype: torch.dtype) -> None:
         struct = self._struct
-        size = (struct.layers, self.pages, struct.kv_heads)
-        self.keys = torch.zeros(*size, struct.head_dim, PAGE, dtype=dtype)
-        self.values = torch.zeros(*size, PAGE, struct.head_dim, dtype=dtype)
+        size = (struct.layers, self.blocks, struct.kv_heads)
+        self.keys = torch.zeros(*size, struct.head_dim, BLOCK, dtype=dtype)
+        self.values = torch.zeros(*size, BLOCK, struct.head_dim, dtype=dtype)
         self.key_scales, self.value_scales = (
-            torch.zeros(*size, PAGE) if dtype == torch.int8 else None for _ in range(2)
+            torch.zeros(*size, BLOCK) if dtype == torch.int8 else None for _ in range(2)
         )
-        self._cache = kernel_library.Cache(pages=self.pages)
+        self._cache = kernel_library.Cache(blocks=self.blocks)
         for name, tensor in (
             ("keys", self.keys),
             ("values", self.values),
@@ -275,14 +275,14 @@ class KernelDecoder(Stepper):
             return f"row {row}: token id {int(token_ids[row])}; expected 0 to {self.vocab_size - 1}"
         position = int(positions[row])
         if error == POSITION:
-            limit = min(self.max_positions, tables.shape[1] * PAGE)
+            limit = min(self.max_positions, tables.shape[1] * BLOCK)
             return f"row {row}: position {position}; expected 0 to {limit - 1}, what max_length and its table hold"
         if error == TABLE:
-            table = tables[row, : position // PAGE + 1].tolist()
-            return f"row {row}: pages {table}; expected page numbers from 0 to {self.pages - 1}"
+            table = tables[row, : position // BLOCK + 1].tolist()
+            return f"row {row}: blocks {table}; expected block numbers from 0 to {self.blocks - 1}"
         if error == TWICE:
-            page = int(tables[row, position // PAGE])
-            return f"row {row}: position {position} in page {page} is written by an earlier row of this pass, too"
+            block = int(tables[row, position // BLOCK])
+            return f"row {row}: position {position} in block {block} is written by an earlier row of this pass, too"
         return "the activations hold NaN, infinity or a number beyond FP16 (are the weights sound?)"
 
 

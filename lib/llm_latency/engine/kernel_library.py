@@ -66,7 +66,7 @@ class Model(ctypes.Structure):
 
 class Cache(ctypes.Structure):
     _fields_ = [(name, ctypes.c_void_p) for name in ("keys", "values", "key_scales", "value_scales")]
-    _fields_ += [("pages", ctypes.c_int64)]
+    _fields_ += [("blocks", ctypes.c_int64)]
 
 
 class Pass(ctypes.Structure):

@@ -27,23 +27,23 @@ typedef int8_t codes8 __attribute__((vector_size(LANES)));
 template <class To> static inline To load(const void* from) { To to; memcpy(&to, from, sizeof to); return to; }
 template <class From> static inline void store(void* to, From from) { memcpy(to, &from, sizeof from); }
 
-// ---- the only instructions that a compiler does not find by itself --------------------------------------------------
+// ---- the only instructions that a compiler does not find by itself (PLAIN: none of them, for tests) -----------------
 
 // dot4: each lane adds four products of unsigned weights w and signed activations x. Where a sum has 16 bits (AVX2), a
 // group of 4-bit weights just fits, 8 x 2 x 15 x 128 = 30,720; 8-bit weights would saturate and go as two nibbles.
-#if LANES == 16 && defined(__AVX512VNNI__)
+#if !defined(PLAIN) && LANES == 16 && defined(__AVX512VNNI__)
 typedef ints sums;
 constexpr int NIBBLES = 1;
 static inline sums dot4(sums s, words w, ints x) {
     return (ints)_mm512_dpbusd_epi32((__m512i)s, (__m512i)w, (__m512i)x);
 }
 static inline ints total(sums s) { return s; }
-#elif LANES == 8 && defined(__AVX2__)
+#elif !defined(PLAIN) && LANES == 8 && defined(__AVX2__)
 typedef int16_t sums __attribute__((vector_size(32)));
 constexpr int NIBBLES = 2;
 static inline sums dot4(sums s, words w, ints x) { return s + (sums)_mm256_maddubs_epi16((__m256i)w, (__m256i)x); }
 static inline ints total(sums s) { return (ints)_mm256_madd_epi16((__m256i)s, _mm256_set1_epi16(1)); }
-#elif LANES == 4 && defined(__ARM_FEATURE_DOTPROD)
+#elif !defined(PLAIN) && LANES == 4 && defined(__ARM_FEATURE_DOTPROD)
 typedef ints sums;
 constexpr int NIBBLES = 2;  // this instruction takes w as signed: a nibble may be, a byte may not
 static inline sums dot4(sums s, words w, ints x) { return (ints)vdotq_s32((int32x4_t)s, (int8x16_t)w, (int8x16_t)x); }
@@ -58,11 +58,11 @@ static inline sums dot4(sums s, words w, ints x) {
 static inline ints total(sums s) { return s; }
 #endif
 
-#if LANES == 16 && defined(__AVX512F__)
+#if !defined(PLAIN) && LANES == 16 && defined(__AVX512F__)
 static inline floats widen(const uint16_t* h) { return (floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)h)); }
-#elif LANES == 8 && defined(__F16C__)
+#elif !defined(PLAIN) && LANES == 8 && defined(__F16C__)
 static inline floats widen(const uint16_t* h) { return (floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)h)); }
-#elif LANES == 4 && defined(__ARM_NEON)
+#elif !defined(PLAIN) && LANES == 4 && defined(__ARM_NEON)
 static inline floats widen(const uint16_t* h) { return (floats)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(h))); }
 #else
 static inline floats widen(const uint16_t* h) {  // FP32's exponents are 112 larger; infinities never come here
