@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 
@@ -13,7 +14,8 @@ from every_millisecond import openmp
 from every_millisecond.request import quoting_prompt, shared_prefix, standard_prompt
 from llm_latency.engine import DecoderOptions, FastDecoder
 from llm_latency.engine.attention import attend_grouped, causal_mask
-from llm_latency.engine.weights import WeightOptions, make_matrix
+from llm_latency.engine.prefix import PrefixDecoder
+from llm_latency.engine.weights import compute_dtype, make_matrix
 from llm_latency.generation import TransformersStepper, generate
 from llm_latency.quantization import quantize_
 from llm_latency.text.prompt import encode_prompt
@@ -50,12 +52,20 @@ def tiny_mha():
     return model
 
 
+@pytest.fixture
+def wide_llama():
+    """A random Llama whose widths suit blocks of 32."""
+    torch.manual_seed(4)
+    sizes = dict(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4)
+    return LlamaForCausalLM(LlamaConfig(**sizes, num_key_value_heads=2, max_position_embeddings=512)).eval()
+
+
 def _quantised_twin(model, weights: str):
     """The FP32 transformers model whose matrices hold the values that the decoder's codes stand for."""
     with torch.no_grad():
         if weights == "bfloat16":
             return model.to(torch.bfloat16).float()
-        quantize_(model, weights, group_size=16, skip=["lm_head"])
+        quantize_(model, weights, skip=["lm_head"])
     return model
 
 
@@ -90,11 +100,11 @@ def test_fp32_equals_the_bundled_model(target, tokenizer):
 
 
 @pytest.mark.parametrize("weights", FORMATS)
-def test_other_formats_follow_the_same_precision_rule(tiny_llama, ids, weights):
+def test_other_formats_follow_the_same_precision_rule(wide_llama, ids, weights):
     """Guards against lost accuracy beyond the format's own: our error is at most twice that of the transformers model
     that computes in BF16 with the same rounded weights."""
-    decoder = FastDecoder.from_model(tiny_llama, weights, group_size=16, head="bfloat16")
-    twin = _quantised_twin(tiny_llama, weights)
+    decoder = FastDecoder.from_model(wide_llama, weights, head="bfloat16")
+    twin = _quantised_twin(wide_llama, weights)
     with torch.inference_mode():
         exact = twin(ids).logits
         peer = twin.to(torch.bfloat16)(ids).logits.float()
@@ -145,9 +155,9 @@ def test_rollback_forgets(tiny_llama, ids):
     decoder.prefill(ids[:, :3])  # a new request forgets the old one
     assert decoder.length == 3
     for bad in (-1, 4):
-        with pytest.raises(ValueError, match=f"crop to {bad}"):
+        with pytest.raises(ValueError, match=f"crop_to={bad}; expected 0 to 3"):
             decoder.crop_to(bad)
-    with pytest.raises(TypeError, match=r"crop_to\(1\.5\)"):
+    with pytest.raises(TypeError, match=r"crop_to=1\.5; expected an int"):
         decoder.crop_to(1.5)
 
 
@@ -178,7 +188,7 @@ def test_the_cache_is_full(tiny_llama, ids):
 
 def test_bad_calls(tiny_llama, ids):
     """Guards against calls out of order and shapes that would broadcast into nonsense."""
-    decoder = FastDecoder.from_model(tiny_llama)
+    decoder = PrefixDecoder.from_model(tiny_llama)
     with pytest.raises(RuntimeError, match="before prefill"):
         decoder.step(ids[:, :1])
     for bad in (ids[0], ids.repeat(2, 1), ids[:, :0]):
@@ -190,7 +200,7 @@ def test_bad_calls(tiny_llama, ids):
 @pytest.mark.parametrize("call", ["prefill", "score", "keep_prefix"])
 def test_ids_that_are_no_ids(tiny_llama, ids, call):
     """Guards against -100, the mark of a masked label, read as the 100th token from the end; masks taken for ids."""
-    decoder = FastDecoder.from_model(tiny_llama)
+    decoder = PrefixDecoder.from_model(tiny_llama)
     for bad in (-1, -100, decoder.vocab_size):
         wrong = ids.clone()
         wrong[0, 1] = bad
@@ -203,7 +213,7 @@ def test_ids_that_are_no_ids(tiny_llama, ids, call):
 
 def test_what_is_handed_out_is_not_what_is_kept(tiny_llama, ids):
     """Guards against a caller's change to `features` that spoils the kept prefix's."""
-    decoder = FastDecoder.from_model(tiny_llama)
+    decoder = PrefixDecoder.from_model(tiny_llama)
     decoder.prefill(ids)
     expected = decoder.features.clone()
     with torch.inference_mode():
@@ -244,6 +254,11 @@ def test_models_it_would_compute_wrongly_are_refused(tiny_llama):
     assert mistral.sliding_window
     with pytest.raises(ValueError, match="sliding"):
         FastDecoder.from_model(MistralForCausalLM(mistral))
+    scaled = copy.deepcopy(tiny_llama)
+    for kind in ("dynamic", "longrope"):
+        scaled.config.rope_parameters = {"rope_type": kind, "factor": 2.0, "rope_theta": 1e4}
+        with pytest.raises(ValueError, match=f"RoPE is '{kind}'"):
+            FastDecoder.from_model(scaled)
     tiny_llama.config.hidden_act = "gelu"
     with pytest.raises(ValueError, match="gelu"):
         FastDecoder.from_model(tiny_llama)
@@ -298,12 +313,12 @@ def test_the_cache_is_fp32_where_bfloat16_is_slow(tiny_llama, ids, native, monke
 # -- the pieces ---------------------------------------------------------------------------------------------------
 
 
-def test_int4_keeps_its_head_in_int8(tiny_llama):
+def test_int4_keeps_its_head_in_int8(wide_llama):
     """Guards against bytes that do not say what is stored: the head's default beside INT4 is INT8."""
-    default = FastDecoder.from_model(tiny_llama, "int4", group_size=16)
-    all_int4 = FastDecoder.from_model(tiny_llama, "int4", group_size=16, head="int4")
-    assert default.head.nbytes == 97 * 64 + 2 * 97  # rows of 48 are padded to the 64 that the kernel reads
-    assert all_int4.head.nbytes == 112 * 48 // 2 + 112 * 3 * 2 * 2
+    default = FastDecoder.from_model(wide_llama, "int4")
+    all_int4 = FastDecoder.from_model(wide_llama, "int4", head="int4")
+    assert default.head.nbytes == 97 * 64 + 2 * 97
+    assert all_int4.head.nbytes == 112 * 64 // 2 + 112 * 2 * 2 * 2  # 97 rows are padded to the kernel's 112
     assert default.step_bytes - all_int4.step_bytes == default.head.nbytes - all_int4.head.nbytes
 
 
@@ -333,9 +348,8 @@ def test_matrices_know_their_kernel():
     """Guards against a report that names a kernel which is not used."""
     weight = torch.randn(32, 64)
     for name in ("float32", "bfloat16", "int8", "int4"):
-        options = WeightOptions(weights=name, head=name)
-        matrix = make_matrix(weight, None, name, options)
-        x = torch.randn(2, 64).to(options.dtype)
+        matrix = make_matrix(weight, None, name)
+        x = torch.randn(2, 64).to(compute_dtype(name))
         assert (matrix.product(x).float() - x.float() @ weight.t()).abs().max() < (3.0 if name == "int4" else 0.3)
         assert matrix.kernel
 
@@ -348,7 +362,7 @@ def test_compiled_in_a_process_with_one_openmp_runtime(tmp_path):
     script.write_text(
         "import torch\n"
         "from transformers import LlamaConfig, LlamaForCausalLM\n"
-        "from llm_latency import openmp\n"
+        "from every_millisecond import openmp\n"
         "from llm_latency.engine import FastDecoder\n"
         "config = LlamaConfig(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=1,\n"
         "    num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256)\n"
@@ -407,7 +421,7 @@ def test_options_are_frozen():
 @pytest.mark.parametrize("weights", ["float32", "int8"])
 def test_a_kept_prefix_changes_nothing(tiny_llama, ids, weights):
     """Guards against a prefix cache that lies: other prompts, the prefix as prompt, features, overwritten slots."""
-    plain, kept = FastDecoder.from_model(tiny_llama, weights), FastDecoder.from_model(tiny_llama, weights)
+    plain, kept = FastDecoder.from_model(tiny_llama, weights), PrefixDecoder.from_model(tiny_llama, weights)
     kept.keep_prefix(ids[:, :20])
     other = ids.flip(1)
     for prompt in (ids, ids[:, :21], ids[:, :20], ids[:, :5], other, ids):
@@ -427,7 +441,7 @@ def test_a_kept_prefix_changes_nothing(tiny_llama, ids, weights):
 
 def test_a_kept_prefix_is_not_read_again(tiny_llama, ids, monkeypatch):
     """Guards against a cache that is right because it is never used."""
-    decoder = FastDecoder.from_model(tiny_llama)
+    decoder = PrefixDecoder.from_model(tiny_llama)
     decoder.keep_prefix(ids[:, :20])
     read, advance = [], decoder._advance
     monkeypatch.setattr(decoder, "_advance", lambda piece, **kw: read.append(piece.shape[1]) or advance(piece, **kw))

@@ -96,6 +96,17 @@ def check_id_range(ids: Tensor, vocab_size: int, *, name: str = "input_ids") -> 
         raise ValueError(f"{name} holds {low if low < 0 else high}; expected ids from 0 to {vocab_size - 1}")
 
 
+def check_step_ids(token_ids: Tensor) -> None:
+    """ValueError or TypeError unless they are integers [1, k], k at least 1.
+
+    Their range is the embedding's to check: asking here would wait for the device at every step.
+    """
+    if token_ids.ndim != 2 or token_ids.shape[0] != 1 or token_ids.shape[1] == 0:
+        raise ValueError(f"expected token ids of shape [1, k], k at least 1; got {list(token_ids.shape)}")
+    if token_ids.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"token ids are {token_ids.dtype}; expected int64 or int32")
+
+
 def check_token_id(token_id: Any, vocab_size: int | None = None) -> int:
     """One token id as an int. TypeError for no integer, ValueError outside the vocabulary (None: of unknown size)."""
     if isinstance(token_id, Tensor) and token_id.numel() != 1:

@@ -1,11 +1,11 @@
-"""Where supported versions of transformers differ: one name."""
+"""What the versions and the configurations of transformers say differently, or not at all."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 
-from transformers import Cache, LlamaForCausalLM
+from transformers import Cache, LlamaForCausalLM, PreTrainedConfig
 
 
 @functools.cache
@@ -17,3 +17,23 @@ def _cache_name() -> str:
 def with_cache(cache: Cache | None) -> dict[str, Cache | None]:
     """The keyword argument that hands `cache` to a transformers model's forward or generate: `**with_cache(cache)`."""
     return {_cache_name(): cache}
+
+
+def head_dim(config: PreTrainedConfig) -> int:
+    """Width of one attention head. Llama's configurations say it; Qwen2's leave it to be computed."""
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+def check_rope(config: PreTrainedConfig) -> None:
+    """Raise ValueError for rotary positions whose factors change with the longest text that is read (cases.md 42).
+
+    Keys that several requests share, or that one pass computes for several, would be rotated by another's length.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    for part in (rope, *rope.values()):  # some models keep one set per kind of layer
+        kind = part.get("rope_type") if isinstance(part, dict) else None
+        if kind in ("dynamic", "longrope"):
+            raise ValueError(
+                f"this model's RoPE is {kind!r}: its factors change with the longest text, so that requests cannot "
+                "share a pass or a prefix; expected rotations that are fixed"
+            )

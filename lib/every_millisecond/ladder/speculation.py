@@ -11,6 +11,7 @@ from every_millisecond.laboratory.speculation import Explanation, explain
 from every_millisecond.request import shared_prefix, standard_prompt
 from llm_latency import models
 from llm_latency.engine import FastDecoder
+from llm_latency.engine.prefix import PrefixDecoder
 from llm_latency.models import drafts
 from llm_latency.speculative import ConditionedDraft, ModelDraft, PromptLookupDraft, SpeculativeDecoder
 from llm_latency.text.prompt import chat_text, encode_prompt
@@ -51,7 +52,8 @@ def load_fast(profile: str | None, weights: str, *, keep_prefix: bool = False) -
     if weights == "int8_dynamic":
         tokenizer = models.load_tokenizer(profile)
         options["calibration"] = torch.tensor([encode_prompt(tokenizer, standard_prompt(tokenizer))])
-    decoder = FastDecoder.from_model(model, weights, compile=on_gpu, **options)
+    kind = PrefixDecoder if keep_prefix else FastDecoder
+    decoder = kind.from_model(model, weights, compile=on_gpu, **options)
     if keep_prefix:
         decoder.keep_prefix(torch.tensor([shared_prefix(models.load_tokenizer(profile))], device=decoder.device))
     return decoder, model

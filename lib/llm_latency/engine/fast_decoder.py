@@ -13,10 +13,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from llm_latency.engine.attention import attend_grouped, causal_mask, rotary_tables, rotate
+from llm_latency.arguments import check_count, check_step_ids
+from llm_latency.compat import head_dim
+from llm_latency.engine.attention import StaticInt8KV, StaticKV, attend_grouped, causal_mask, rotary_tables, rotate
 from llm_latency.engine.graphs import GraphedStep
-from llm_latency.engine.static_cache import StaticInt8KV, StaticKV
-from llm_latency.engine.weights import Layer, WeightOptions, check_model, head_rows, make_matrix, read_layers, read_norm
+from llm_latency.engine.weights import (
+    FORMATS,
+    check_model,
+    compute_dtype,
+    head_rows,
+    make_matrix,
+    read_layers,
+    read_norm,
+)
+from llm_latency.generation import Stepper
 from llm_latency.hardware import bf16_is_native
 from llm_latency.quantization import ffn_smoothing
 
@@ -27,86 +37,98 @@ SCORE_CHUNK = 64  # tokens per pass when a text is scored in FP32 or BF16
 
 @dataclass(frozen=True, slots=True)
 class DecoderOptions:
-    """Options of a FastDecoder.
-
-    weights: "float32", "bfloat16", "int8", "int4", or "int8_dynamic", with INT8 activations as well (CPU only).
-    head: format of the output head; None means the same as weights, but INT8 beside INT4, since the head is the matrix
-    that four bits hurt most. calibration: ids [1, n] of a text like those to come, from which "int8_dynamic" learns its
-    outliers; None: it does not.
-    compile: torch.compile the step. max_length: slots of the KV cache, None for 2048 or the model's own limit if lower.
-    cache: "int8" for an INT8 KV cache, None for one in the dtype of the activations.
-    group_size: of INT4 blocks. keep_bfloat16: BF16 copies of INT8 and INT4 weights for prefill.
-    cuda_graphs: replay a decode step as one CUDA graph; None means yes on CUDA, True elsewhere raises ValueError.
-    head_ids: the token ids whose rows the head keeps, int64 [n]; None for all. Logits are then [.., n], in this order.
-    For drafts: the head is most of a tiny model's cost, and a draft may leave rare tokens to the target.
-    """
+    """Options of a FastDecoder. Raises ValueError or TypeError for those that do not fit together."""
 
     weights: str = "float32"
+    """Format of the layers' matrices: "float32", "bfloat16", "int8", "int4", or "int8_dynamic", which rounds the
+    activations to INT8 as well (CPU only)."""
+
     head: str | None = None
+    """Format of the output head. None: that of `weights`, but INT8 beside INT4, whose four bits hurt the head most."""
+
     compile: bool = False
+    """torch.compile the steps of few tokens."""
+
     max_length: int | None = None
+    """Slots of the KV cache, prompt and answer together. None: 2048, or the model's own limit if that is lower."""
+
     cache: str | None = None
-    group_size: int = 32
+    """Format of the KV cache: "int8", or None for the dtype of the activations."""
+
     keep_bfloat16: bool = True
+    """Keep BF16 copies of INT8 and INT4 matrices, which prefill multiplies faster."""
+
     cuda_graphs: bool | None = None
+    """Replay a step of few tokens as one CUDA graph. None: on CUDA, yes."""
+
     head_ids: Tensor | None = None
+    """The token ids whose rows the head keeps, int64 [n]; logits are then [.., n], in this order. None: all of them.
+    For drafts: the head is most of a tiny model's cost, and a draft may leave rare tokens to the target."""
+
     calibration: Tensor | None = None
+    """Ids [1, n] of a text like those to come, from which "int8_dynamic" learns its outliers. None: it does not."""
 
     def __post_init__(self) -> None:
-        if self.max_length is not None and self.max_length < 1:
-            raise ValueError(f"max_length must be at least 1, got {self.max_length}")
+        for name, value in (("weights", self.weights), ("head", self.head_format)):
+            if value not in FORMATS:
+                raise ValueError(f"{name} must be one of {', '.join(FORMATS)}, got {value!r}")
+        if compute_dtype(self.weights) != compute_dtype(self.head_format):
+            raise ValueError(
+                f"a head reads what the layers compute in: weights {self.weights!r} compute in "
+                f"{compute_dtype(self.weights)}, and a head in {self.head_format!r} does not"
+            )
         if self.cache not in (None, "int8"):
             raise ValueError(f"cache must be None or 'int8', got {self.cache!r}")
         if self.calibration is not None and self.weights != "int8_dynamic":
             raise ValueError(f"calibration is for weights='int8_dynamic', not {self.weights!r}")
 
+    @property
+    def head_format(self) -> str:
+        return self.head or ("int8" if self.weights == "int4" else self.weights)
 
-class FastDecoder:
-    """Decodes one request at a time. Build it with `from_model`."""
+
+class FastDecoder(Stepper):
+    """Decodes one request at a time. Build it with `from_model`.
+
+    features: [k, hidden], what the head read for each of the last call's k tokens.
+    """
 
     def __init__(self, model, options: DecoderOptions) -> None:
         check_model(model)
-        config = model.config
-        self.options = options
+        config, rotary = model.config, model.model.rotary_emb
+        self.options, self.weights, self.head_ids = options, options.weights, options.head_ids
         self.device = model.device
         on_cuda = self.device.type == "cuda"
         if options.cuda_graphs and not on_cuda:
             raise ValueError(f"cuda_graphs=True needs a model on CUDA; this one is on {self.device}")
-        self.vocab_size = config.vocab_size
-        limit = config.max_position_embeddings
-        self.max_positions = min(options.max_length or 2048, limit)
-        if options.max_length is not None and options.max_length > limit:
-            raise ValueError(f"max_length {options.max_length} is beyond the model's {limit} positions")
-        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
-        self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // self.heads
-        self.weights = options.weights
-        stored = WeightOptions(
-            weights=options.weights,
-            head=options.head or ("int8" if options.weights == "int4" else options.weights),
-            group_size=options.group_size,
-            keep_bfloat16=options.keep_bfloat16,
-            prepack=not options.compile,  # torch.compile cannot see into oneDNN's packed layout
+        self.vocab_size, limit = config.vocab_size, config.max_position_embeddings
+        self.max_positions = min(2048, limit)
+        if options.max_length is not None:
+            self.max_positions = check_count("max_length", options.max_length, 1, limit)
+        self.heads, self.kv_heads, self.head_dim = (
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            head_dim(config),
         )
-        self.dtype = stored.dtype
+        self.dtype = compute_dtype(options.weights)
         # A CPU that widens BF16 to FP32 does so in SDPA at every call, eight times slower than FP32 from the start.
         self.cache_dtype = self.dtype if bf16_is_native(self.device) else torch.float32
+        # torch.compile cannot see into the layout of oneDNN's packed BF16.
+        storage = dict(keep_bfloat16=options.keep_bfloat16, prepack=not options.compile)
         with torch.no_grad():
             self.embedding = model.model.embed_tokens.weight.detach().to(self.dtype)  # [vocab, hidden]
             smoothing = None if options.calibration is None else ffn_smoothing(model, options.calibration)
-            self.layers: list[Layer] = read_layers(model, stored, smoothing)
-            self.norm = read_norm(model.model.norm, stored)
-            self.head = make_matrix(*head_rows(model.lm_head, options.head_ids), stored.head, stored)
-            self.cos, self.sin = (table.to(self.cache_dtype) for table in rotary_tables(model, self.max_positions))
+            self.layers = read_layers(model, options.weights, smoothing, **storage)
+            self.norm = read_norm(model.model.norm, options.weights)
+            self.head = make_matrix(*head_rows(model.lm_head, options.head_ids), options.head_format, **storage)
+            tables = rotary_tables(rotary.inv_freq, self.max_positions, rotary.attention_scaling)
+            self.cos, self.sin = (table.to(self.cache_dtype) for table in tables)  # [positions, head_dim]
         self.norm_eps = config.rms_norm_eps
         floor = (config.hidden_size * config.rms_norm_eps) ** 0.5
         self.norm_floor = torch.tensor(floor, dtype=torch.float32, device=self.device)
         kind = StaticKV if options.cache is None else StaticInt8KV
         size = (self.kv_heads, self.max_positions, self.head_dim)
         self.caches = [kind(*size, self.cache_dtype, self.device) for _ in self.layers]
-        self.length = 0  # tokens stored
-        self._prefix: Tensor | None = None  # ids [1, n] that `keep_prefix` read
-        self._prefix_features: Tensor | None = None  # [n, hidden]; None: the prefix's slots were written over
-        self.features: Tensor | None = None  # [k, hidden]: what the head read in the last call, for every token of it
         self._fixed_shapes = options.compile or on_cuda
         self._run = torch.compile(self._forward, dynamic=False) if options.compile else self._forward
         graphs = on_cuda if options.cuda_graphs is None else options.cuda_graphs
@@ -120,22 +142,13 @@ class FastDecoder:
         """
         return cls(model, DecoderOptions(weights=weights, compile=compile, **options))
 
-    # -- the stepper protocol -------------------------------------------------------------------------------------
+    # -- a stepper ------------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
     def prefill(self, input_ids: Tensor) -> Tensor:
         """Forget everything, read input_ids [1, n], return the last position's logits [1, vocab] FP32."""
-        _check_ids(input_ids)
-        features = None
-        if self._begins_with_prefix(input_ids):
-            if self._prefix_features is None:
-                self.keep_prefix(self._prefix)
-            features = self._prefix_features
-        self.length = 0 if features is None else features.shape[0]
-        logits = self._advance(input_ids[:, self.length :], last_only=True)
-        if features is not None:
-            self.features = torch.cat((features, self.features))  # [n, hidden], as if all had been read just now
-        return logits
+        self.length = 0
+        return self._advance(input_ids, last_only=True)
 
     @torch.inference_mode()
     def step(self, token_ids: Tensor) -> Tensor:
@@ -151,65 +164,22 @@ class FastDecoder:
         chunk = SMALL_STEP if self.weights in ("int8", "int4") else SCORE_CHUNK
         return torch.cat([self._advance(piece) for piece in input_ids.split(chunk, dim=1)])[None]
 
-    @torch.inference_mode()
-    def keep_prefix(self, input_ids: Tensor) -> None:
-        """Read ids [1, n] once for all: a later prefill that begins with them reads only what comes behind.
-
-        A prompt that begins otherwise is read whole, over the prefix, which is then read anew when next wanted.
-        """
-        self.length = 0
-        self._advance(input_ids, last_only=True)
-        self._prefix, self._prefix_features = input_ids.to(self.device, copy=True), self.features.clone()
-
-    @property
-    def prefix_tokens(self) -> int:
-        """Tokens of the prefix that `keep_prefix` read; 0 without one."""
-        return 0 if self._prefix is None else self._prefix.shape[1]
-
     def crop_to(self, length: int) -> None:
         """Forget every token after the first `length`. What stands behind is overwritten by the next step."""
-        if not isinstance(length, int) or isinstance(length, bool):
-            raise TypeError(f"crop_to({length!r}); expected an int")
-        if not 0 <= length <= self.length:
-            raise ValueError(f"cannot crop to {length} tokens; {self.length} are stored")
-        self.length = length
+        self.length = check_count("crop_to", length, 0, self.length)
 
-    # -- bytes ----------------------------------------------------------------------------------------------------
-
-    @property
-    def step_bytes(self) -> int:
-        """Weight bytes that one decode step reads: every matrix once, the norms, one row of the embedding."""
-        matrices = sum(matrix.nbytes for layer in self.layers for matrix in layer.matrices) + self.head.nbytes
-        norms = (2 * len(self.layers) + 1) * self.norm.nbytes
-        return matrices + norms + self.embedding[0].nbytes
-
-    @property
-    def copy_bytes(self) -> int:
-        """Bytes of the BF16 copies kept for prefill."""
-        return sum(m.copy_nbytes for layer in self.layers for m in layer.matrices) + self.head.copy_nbytes
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of the KV cache as allocated."""
-        return sum(cache.nbytes for cache in self.caches)
+    def keep_features(self) -> None:
+        """It always does."""
 
     # -- the model ------------------------------------------------------------------------------------------------
 
-    def _begins_with_prefix(self, input_ids: Tensor) -> bool:
-        """Whether a prompt [1, n] begins with the kept prefix and goes on behind it."""
-        kept = self.prefix_tokens
-        if kept == 0 or input_ids.shape[1] <= kept:
-            return False
-        return torch.equal(input_ids[:, :kept].to(self.device), self._prefix)
-
     def _advance(self, token_ids: Tensor, last_only: bool = False) -> Tensor:
-        _check_ids(token_ids)
+        """Read the next tokens [1, k]: logits [k or 1, vocab] FP32."""
+        check_step_ids(token_ids)
         start, tokens = self.length, token_ids.shape[1]
         end = start + tokens
         if end > self.max_positions:
             raise ValueError(f"{end} tokens do not fit into a KV cache of max_length {self.max_positions}")
-        if start < self.prefix_tokens:
-            self._prefix_features = None  # this call writes over the prefix's slots
         ids = token_ids[0].to(self.device)
         positions = torch.arange(start, end, device=self.device)
         if self._fixed_shapes and start > 0 and tokens <= SMALL_STEP:
@@ -257,10 +227,21 @@ class FastDecoder:
         length = torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self.norm_floor)
         return (x / length * weight).to(self.dtype)
 
+    # -- bytes ----------------------------------------------------------------------------------------------------
 
-def _check_ids(token_ids: Tensor) -> None:
-    """Raise ValueError or TypeError unless they are integers [1, k], k at least 1."""
-    if token_ids.ndim != 2 or token_ids.shape[0] != 1 or token_ids.shape[1] == 0:
-        raise ValueError(f"expected token ids of shape [1, k], k at least 1; got {list(token_ids.shape)}")
-    if token_ids.dtype not in (torch.int64, torch.int32):
-        raise TypeError(f"token ids are {token_ids.dtype}; expected int64 or int32")
+    @property
+    def step_bytes(self) -> int:
+        """Weight bytes that one decode step reads: every matrix once, the norms, one row of the embedding."""
+        matrices = sum(matrix.nbytes for layer in self.layers for matrix in layer.matrices) + self.head.nbytes
+        norms = (2 * len(self.layers) + 1) * self.norm.nbytes
+        return matrices + norms + self.embedding[0].nbytes
+
+    @property
+    def copy_bytes(self) -> int:
+        """Bytes of the BF16 copies kept for prefill."""
+        return sum(m.copy_nbytes for layer in self.layers for m in layer.matrices) + self.head.copy_nbytes
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the KV cache as allocated."""
+        return sum(cache.nbytes for cache in self.caches)

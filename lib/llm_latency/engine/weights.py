@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from llm_latency.arguments import check_id_range
+from llm_latency.compat import check_rope
 from llm_latency.quantization import DynamicInt8Weight, Int4Linear, Int8Linear, PrepackedWeight, QuantizedLinear
 
 FAMILIES = ("llama", "qwen2", "mistral")
@@ -44,48 +46,31 @@ class Layer:
         return self.qkv, self.output, self.gate_up, self.down
 
 
-@dataclass(frozen=True, slots=True)
-class WeightOptions:
-    """How matrices are stored. head: format of the output head. keep_bfloat16: BF16 copies for prefill (INT8, INT4)."""
-
-    weights: str = "float32"
-    head: str = "float32"
-    group_size: int = 32
-    keep_bfloat16: bool = True
-    prepack: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("weights", "head"):
-            if getattr(self, name) not in FORMATS:
-                raise ValueError(f"{name} must be one of {', '.join(FORMATS)}, got {getattr(self, name)!r}")
-        if (self.weights in FLOAT32_INPUTS) != (self.head in FLOAT32_INPUTS):
-            raise ValueError(
-                f"a head reads what the layers compute in: weights {self.weights!r} compute in {self.dtype}, "
-                f"and a head in {self.head!r} does not"
-            )
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the activations between the matrices."""
-        return torch.float32 if self.weights in FLOAT32_INPUTS else torch.bfloat16
+def compute_dtype(weights: str) -> torch.dtype:
+    """Of the activations that a format's kernels read."""
+    return torch.float32 if weights in FLOAT32_INPUTS else torch.bfloat16
 
 
-def make_matrix(weight: Tensor, bias: Tensor | None, weights: str, options: WeightOptions) -> Matrix:
-    """Put a weight [out, in] with an optional bias [out] into a format."""
+def make_matrix(
+    weight: Tensor, bias: Tensor | None, weights: str, *, keep_bfloat16: bool = True, prepack: bool = True
+) -> Matrix:
+    """Put a weight [out, in] with an optional bias [out] into the format `weights`.
+
+    keep_bfloat16: a BF16 copy of INT8 and INT4 for prefill. prepack: BF16 in the layout of the CPU's kernel.
+    """
     if weights in ("int8", "int4"):
-        kind, more = (Int8Linear, {}) if weights == "int8" else (Int4Linear, {"group_size": options.group_size})
-        linear: QuantizedLinear = kind.from_weight(weight, bias, keep_bfloat16=options.keep_bfloat16, **more)
+        kind = Int8Linear if weights == "int8" else Int4Linear
+        linear: QuantizedLinear = kind.from_weight(weight, bias, keep_bfloat16=keep_bfloat16)
         return Matrix(linear.product, linear.nbytes, linear.copy_nbytes, linear.kernel)
+    dtype = torch.bfloat16 if weights == "bfloat16" else torch.float32
+    bias = None if bias is None else bias.detach().to(dtype)
     if weights == "int8_dynamic":
         packed = DynamicInt8Weight(weight)
-        bias = None if bias is None else bias.detach().float()
         nbytes = packed.nbytes + (0 if bias is None else bias.nbytes)
         return Matrix(lambda x: packed.matmul(x, bias), nbytes, 0, packed.kernel)
-    dtype = torch.float32 if weights == "float32" else torch.bfloat16
-    nbytes = dtype.itemsize * (weight.numel() + (0 if bias is None else bias.numel()))
     weight = weight.detach().to(dtype).contiguous()
-    bias = None if bias is None else bias.detach().to(dtype)
-    if weights == "bfloat16" and options.prepack:
+    nbytes = weight.nbytes + (0 if bias is None else bias.nbytes)
+    if weights == "bfloat16" and prepack:
         packed = PrepackedWeight(weight)
         return Matrix(lambda x: packed.matmul(x, bias), nbytes, 0, packed.kernel)
     return Matrix(lambda x: F.linear(x, weight, bias), nbytes, 0, "F.linear")
@@ -95,13 +80,11 @@ def head_rows(head: nn.Linear, ids: Tensor | None) -> tuple[Tensor, Tensor | Non
     """Weight and bias of an output head, or of its rows `ids` [n] alone. Raises ValueError for ids it does not have."""
     if ids is None:
         return head.weight, head.bias
-    vocab = head.weight.shape[0]
     if ids.dtype != torch.int64 or ids.dim() != 1 or ids.numel() == 0:
         raise ValueError(f"head_ids must be int64 [n], n at least 1; got {ids.dtype} {list(ids.shape)}")
-    if int(ids.min()) < 0 or int(ids.max()) >= vocab or ids.unique().numel() != ids.numel():
-        raise ValueError(
-            f"head_ids must be different ids from 0 to {vocab - 1}; got {int(ids.min())} to {int(ids.max())}"
-        )
+    check_id_range(ids, head.weight.shape[0], name="head_ids")
+    if ids.unique().numel() != ids.numel():
+        raise ValueError("head_ids names an id twice; expected different ids")
     ids = ids.to(head.weight.device)
     return head.weight[ids], None if head.bias is None else head.bias[ids]
 
@@ -117,25 +100,22 @@ def check_model(model: nn.Module) -> None:
     sliding = "sliding_attention" in (getattr(config, "layer_types", None) or [])
     if sliding or (family == "mistral" and config.sliding_window is not None):
         raise ValueError("the fast decoder has no sliding-window attention, which this model uses")
-    rope_type = model.model.rotary_emb.rope_type
-    if rope_type in ("dynamic", "longrope"):
-        raise ValueError(
-            f"the fast decoder computes its rotations once; {rope_type!r} RoPE changes them with the length"
-        )
+    check_rope(config)
     if any(isinstance(module, QuantizedLinear) for module in model.modules()):
         raise ValueError("the model is quantised already; give the fast decoder the model it was made from")
 
 
-def read_norm(norm: nn.Module, options: WeightOptions) -> Tensor:
+def read_norm(norm: nn.Module, weights: str) -> Tensor:
     """An RMSNorm's weight [hidden] FP32, times sqrt(hidden) unless in FP32: as `FastDecoder._normalise` wants it."""
     weight = norm.weight.detach().float()
-    return weight.clone() if options.weights == "float32" else weight * weight.numel() ** 0.5
+    return weight.clone() if weights == "float32" else weight * weight.numel() ** 0.5
 
 
-def read_layers(model: nn.Module, options: WeightOptions, smoothing: list[Tensor] | None = None) -> list[Layer]:
-    """The layers of a checked model, fused and stored as the options say.
+def read_layers(model: nn.Module, weights: str, smoothing: list[Tensor] | None = None, **storage: bool) -> list[Layer]:
+    """The layers of a checked model, fused, their matrices in the format `weights`.
 
     smoothing: a factor [intermediate] per layer, moved from the FFN's channels into `down_proj` (`ffn_smoothing`).
+    storage: as in `make_matrix`.
     """
 
     def fuse(*linears: nn.Linear | _Rows) -> Matrix:
@@ -144,19 +124,23 @@ def read_layers(model: nn.Module, options: WeightOptions, smoothing: list[Tensor
         bias = torch.cat([linear.bias for linear in linears]) if all(biased) else None
         if any(biased) and not all(biased):
             raise ValueError("cannot fuse linear layers of which only some have a bias")
-        return make_matrix(weight, bias, options.weights, options)
+        return make_matrix(weight, bias, weights, **storage)
 
-    return [
-        Layer(
-            attention_norm=read_norm(layer.input_layernorm, options),
-            qkv=fuse(layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj),
-            output=fuse(layer.self_attn.o_proj),
-            ffn_norm=read_norm(layer.post_attention_layernorm, options),
-            gate_up=fuse(layer.mlp.gate_proj, up),
-            down=fuse(down),
+    layers = []
+    for i, layer in enumerate(model.model.layers):
+        attention, ffn = layer.self_attn, layer.mlp
+        up, down = (ffn.up_proj, ffn.down_proj) if smoothing is None else _smoothed(ffn, smoothing[i])
+        layers.append(
+            Layer(
+                attention_norm=read_norm(layer.input_layernorm, weights),
+                qkv=fuse(attention.q_proj, attention.k_proj, attention.v_proj),
+                output=fuse(attention.o_proj),
+                ffn_norm=read_norm(layer.post_attention_layernorm, weights),
+                gate_up=fuse(ffn.gate_proj, up),
+                down=fuse(down),
+            )
         )
-        for layer, (up, down) in zip(model.model.layers, _smoothed(model, smoothing), strict=True)
-    ]
+    return layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,15 +151,8 @@ class _Rows:
     bias: Tensor | None
 
 
-def _smoothed(model: nn.Module, smoothing: list[Tensor] | None) -> list[tuple]:
-    """Each layer's (up_proj, down_proj): as they are, or with the factor divided out of the one and into the other."""
-    pairs = [(layer.mlp.up_proj, layer.mlp.down_proj) for layer in model.model.layers]
-    if smoothing is None:
-        return pairs
-    return [
-        (
-            _Rows(up.weight.float() / s[:, None], None if up.bias is None else up.bias.float() / s),
-            _Rows(down.weight.float() * s, down.bias),
-        )
-        for (up, down), s in zip(pairs, smoothing, strict=True)
-    ]
+def _smoothed(ffn: nn.Module, s: Tensor) -> tuple[_Rows, _Rows]:
+    """up_proj and down_proj with a factor [intermediate] divided out of the one's rows and into the other's columns."""
+    up, down = ffn.up_proj, ffn.down_proj
+    bias = None if up.bias is None else up.bias.float() / s
+    return _Rows(up.weight.float() / s[:, None], bias), _Rows(down.weight.float() * s, down.bias)
