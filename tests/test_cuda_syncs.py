@@ -40,7 +40,7 @@ def waits_per_token(gpu, run) -> float:
     return (many - few) / 20
 
 
-@pytest.mark.parametrize("options", [{}, {"cache": "int8"}, {"weights": "int4", "group_size": 32}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"cache": "int8"}, {"weights": "int4"}], ids=str)
 def test_the_fast_decoder_waits_once_a_token(model, gpu, options):
     """Guards against a second wait in the decode loop: a NaN check, a position, a token sent to the device anew."""
     decoder = FastDecoder.from_model(model, **options)

@@ -171,7 +171,7 @@ def test_steps_rollback_and_prefix(llama):
     assert torch.equal(decoder.prefill(ids[:, 5:]), KernelDecoder.from_model(llama).prefill(ids[:, 5:]))
     assert torch.equal(decoder.prefill(ids), whole[:, -1])  # read anew, since the other prompt lay over it
     for bad in (-1, 41):
-        with pytest.raises(ValueError, match=f"crop to {bad}"):
+        with pytest.raises(ValueError, match=f"crop_to={bad}; expected 0 to 40"):
             decoder.crop_to(bad)
     with pytest.raises(TypeError, match=r"crop_to\(1\.5\)"):
         decoder.crop_to(1.5)
