@@ -1,6 +1,5 @@
 """The speed of light: FLOPs, bytes and the least time of every stage, by arithmetic."""
 
-from llm_latency.roofline.counting import count_flops, count_operators, matmul_rate, operator_us
 from llm_latency.roofline.formats import FORMATS, NumberFormat, number_format
 from llm_latency.roofline.predict import (
     Peak,
@@ -13,7 +12,6 @@ from llm_latency.roofline.predict import (
     share_of_limit,
 )
 from llm_latency.roofline.shapes import ARCHITECTURES, SHAPES, ModelShape, shape_of
-from llm_latency.roofline.twin import narrow_twin
 from llm_latency.roofline.work import (
     PARTS,
     Work,
@@ -37,16 +35,11 @@ __all__ = [
     "StagePrediction",
     "Work",
     "cache_bytes",
-    "count_flops",
-    "count_operators",
     "decode_work",
     "forward_work",
     "gpu_peak",
-    "matmul_rate",
     "measured_peak",
-    "narrow_twin",
     "number_format",
-    "operator_us",
     "parameter_bytes",
     "predict_request",
     "predict_stage",

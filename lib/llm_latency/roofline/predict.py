@@ -123,7 +123,8 @@ def predict_request(
     """Predict the stages "prefill" and "decode" of a request.
 
     The first new token comes out of the prefill, so decode is new_tokens - 1 passes. prefill_peak: the peak that holds
-    at the prefill's own shape, where it is known (`matmul_rate`). kv_cache=False: each step reads all again.
+    at the prefill's own shape, where it is known: a large square matmul is kinder than a small model's matrices.
+    kv_cache=False: each step reads all again.
     """
     shape = shape_of(model)
     options = {"batch": batch, "weights": weights, "cache": cache}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from llm_latency.arguments import check_count
+
 ARCHITECTURES = ("llama", "qwen2", "mistral")
 
 
@@ -32,13 +34,12 @@ class ModelShape:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value = getattr(self, field.name)
-            if field.type == "int" and (not isinstance(value, int) or value < 1):
-                raise ValueError(f"{self.name}: {field.name}={value!r} must be a whole number of at least 1")
+            if field.type == "int":
+                check_count(f"{self.name}: {field.name}", getattr(self, field.name))
         if self.heads % self.kv_heads:
             raise ValueError(f"{self.name}: heads={self.heads} is not a multiple of kv_heads={self.kv_heads}")
-        if self.sliding_window is not None and self.sliding_window < 1:
-            raise ValueError(f"{self.name}: sliding_window={self.sliding_window} must be at least 1, or None")
+        if self.sliding_window is not None:
+            check_count(f"{self.name}: sliding_window", self.sliding_window)
 
     @property
     def parameters(self) -> int:

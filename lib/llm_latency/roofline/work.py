@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
+from llm_latency.arguments import check_count
 from llm_latency.roofline.formats import NumberFormat, number_format
 from llm_latency.roofline.shapes import shape_of
 
@@ -50,11 +51,7 @@ def total(parts: dict[str, Work]) -> Work:
 
 def _check_sizes(**sizes: int) -> None:
     for name, value in sizes.items():
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise TypeError(f"{name}={value!r} must be a whole number")
-        least = 0 if name in ("context", "tokens") else 1
-        if value < least:
-            raise ValueError(f"{name}={value} must be at least {least}")
+        check_count(name, value, least=0 if name in ("context", "tokens") else 1)
 
 
 def parameter_bytes(model: object, weights: str | NumberFormat = "bfloat16") -> int:

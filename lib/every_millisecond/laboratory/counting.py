@@ -1,4 +1,5 @@
-"""Counting what PyTorch really does: FLOPs by its own counter, operators one by one, and the rate at a given shape."""
+"""What the roofline is held to: PyTorch's own FLOPs and operators, the matmul rate at a shape, and a narrow twin of a
+model, which issues the same operators with next to nothing to compute."""
 
 from __future__ import annotations
 
@@ -7,8 +8,10 @@ from collections.abc import Callable
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from llm_latency import hardware
+from llm_latency.arguments import check_count, check_device, check_dtype
 from llm_latency.roofline.shapes import shape_of
 
 SDPA_KERNELS = ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
@@ -57,29 +60,14 @@ def count_operators(fn: Callable[[], object]) -> int:
     return counter.count
 
 
-def operator_us(device: str | torch.device | None = None) -> float:
-    """Microseconds that issuing one tiny operator takes here, from Python, in a row of a thousand."""
-    device = hardware.check_device(device)
-    one = torch.ones(1, device=device)
-
-    def thousand() -> None:
-        for _ in range(1000):
-            torch.add(one, one)
-
-    return hardware.best_seconds(thousand, device, repeats=5) * 1e3
-
-
 def matmul_rate(model: object, rows: int, dtype: str = "float32", device: str | torch.device | None = None) -> float:
     """FLOP/s that the seven matrices of one layer reach with `rows` tokens: the prefill's ceiling at its own shape.
 
     A large square product, as `hardware.ceilings` measures it, is kinder than the narrow matrices of a small model.
     Raises ValueError for a dtype that is not floating point or rows below 1.
     """
-    if dtype not in hardware.DTYPES:
-        raise ValueError(f"dtype={dtype!r}: expected one of {', '.join(hardware.DTYPES)}")
-    if rows < 1:
-        raise ValueError(f"rows={rows} must be at least 1")
-    device, kind = hardware.check_device(device), hardware.DTYPES[dtype]
+    device, kind = check_device(device), check_dtype(dtype)
+    check_count("rows", rows)
     shape = shape_of(model)
     # Several layers' worth, so that the weights come from where a prefill finds them and not from the nearest cache.
     sizes = 4 * shape.layer_matrices()
@@ -93,3 +81,32 @@ def matmul_rate(model: object, rows: int, dtype: str = "float32", device: str | 
     flops = sum(2 * rows * weight.numel() for weight in weights)
     with torch.no_grad():
         return flops / hardware.best_seconds(multiply, device, repeats=5)
+
+
+def narrow_twin(model: PreTrainedModel) -> PreTrainedModel:
+    """A random model of the same architecture, depth, dtype, device and attention, 64 wide.
+
+    A pass through it issues as many operators as one through the model, so its time is what issuing them takes: Python,
+    dispatch, launches. The roofline knows only work, and this is what it leaves out (`launch_ms_per_pass` of
+    `predict_request`). It takes ids from 0 to 63. Raises as `shape_of` for a model of another architecture.
+    """
+    shape = shape_of(model)
+    config = type(model.config).from_dict(
+        model.config.to_dict()
+        | {
+            "hidden_size": 64,
+            "intermediate_size": 64,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1 if shape.kv_heads < shape.heads else 2,
+            "head_dim": 32,
+            "vocab_size": 64,
+            "bos_token_id": None,
+            "eos_token_id": None,
+            "pad_token_id": None,
+        }
+    )
+    attention = model.config._attn_implementation
+    with torch.random.fork_rng(devices=[]):  # a twin made between two seeded draws must not change the second
+        torch.manual_seed(0)
+        twin = AutoModelForCausalLM.from_config(config, dtype=model.dtype, attn_implementation=attention)
+    return twin.to(model.device).eval().requires_grad_(False)
