@@ -24,6 +24,8 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
+from llm_latency import files
+
 try:
     import fcntl
 except ImportError:  # Windows
@@ -63,9 +65,14 @@ def execute(path: Path) -> float:
     NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources, coalesce_streams=True).execute()
     seconds = time.perf_counter() - started
     clean(notebook)
-    nbformat.validate(notebook)
-    nbformat.write(notebook, path)
+    store(notebook, path)
     return seconds
+
+
+def store(notebook: nbformat.NotebookNode, path: Path) -> None:
+    """Write a notebook whole or not at all. Raises nbformat.ValidationError for one that is none."""
+    nbformat.validate(notebook)
+    files.write_atomically(path, nbformat.writes(notebook).rstrip("\n") + "\n")
 
 
 def write_figures(path: Path, folder: Path) -> None:
