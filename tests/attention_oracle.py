@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from llm_latency.attention import attention_reference
-from llm_latency.attention.checks import visible_pairs
+from llm_latency.attention.reference import visible_pairs
 
 
 def peer(q: Tensor, k: Tensor, v: Tensor, *, causal=False, mask=None, scale=None) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from attention_oracle import tensors
 
 from llm_latency.arguments import check_device
-from llm_latency.attention import BACKENDS, FlashAttention, attend, attention_reference, backend_facts, backends, choose
+from llm_latency.attention import BACKENDS, FlashAttention, attend, attention_reference, backend_facts, backends
 from llm_latency.attention.dispatch import cannot
 
 CPU_QUERY = torch.zeros(1, 1, 1, 16)
@@ -111,14 +111,6 @@ def test_without_triton_the_others_work(monkeypatch):
     with pytest.raises(ValueError, match="Triton is not installed"):
         attend(*tensors(), backend="triton")
     assert attend(*tensors()).shape == (1, 5, 4, 16)
-
-
-def test_auto_says_what_it_chose():
-    """Guards against a choice that nobody can see."""
-    choice = choose(*tensors())
-    assert choice.backend in BACKENDS and len(str(choice)) > len(choice.backend) + 10
-    if choice.backend == "sdpa":
-        assert "flash_attn cannot" in choice.why
 
 
 def test_gradients_are_right_or_refused():

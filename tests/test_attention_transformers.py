@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import importlib
 
 import pytest
 import torch
 from transformers import MistralConfig, MistralForCausalLM, StaticCache
 
 import llm_latency.attention  # noqa: F401  (registers the implementations)
-from llm_latency.attention import IMPLEMENTATIONS, register
+from llm_latency.attention import IMPLEMENTATIONS, transformers_hook
 from llm_latency.attention.dispatch import cannot
 
 NO_TRITON = cannot("triton", torch.zeros(1, 1, 1, 16))
@@ -114,7 +115,7 @@ def test_registering_twice_changes_nothing(tiny_llama):
     from transformers import modeling_utils
 
     before = modeling_utils.lazy_import_flash_attention
-    register()
+    importlib.reload(transformers_hook)
     assert modeling_utils.lazy_import_flash_attention is before
     for name in IMPLEMENTATIONS:
         tiny_llama.set_attn_implementation(name)

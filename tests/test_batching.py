@@ -41,7 +41,7 @@ class Clock:
 
 def make_engine(model, *, pages=64, size=4, running=8, budget=32, caching=True, join="between steps", clock=None):
     scheduler = SchedulerOptions(max_running=running, token_budget=budget, join=join)
-    options = EngineOptions(num_pages=pages, page_size=size, prefix_caching=caching, scheduler=scheduler)
+    options = EngineOptions(num_blocks=pages, block_size=size, prefix_caching=caching, scheduler=scheduler)
     return BatchingEngine(model, options, clock=clock or Clock(1e-3))
 
 
@@ -112,7 +112,7 @@ def test_too_large_is_refused_and_the_others_go_on(tiny_llama):
     """Fault (case 26): a request that can never fit waits for ever and blocks the queue behind it."""
     engine = make_engine(tiny_llama, pages=6, size=4)
     engine.submit([1, 2, 3], 4)
-    with pytest.raises(RequestRefused, match="need 7 pages; the whole pool has 6"):
+    with pytest.raises(RequestRefused, match="need 7 blocks; the whole pool has 6"):
         engine.submit([1] * 20, 6)
     with pytest.raises(RequestRefused, match="positions"):
         make_engine(tiny_llama, pages=999).submit([1] * 500, 13)
@@ -144,8 +144,8 @@ def test_invalid_requests_are_named(tiny_llama):
     for options in ({"max_running": 0}, {"token_budget": 3}, {"join": "never"}):
         with pytest.raises(ValueError):
             SchedulerOptions(**options)
-    with pytest.raises(ValueError, match="page_size"):
-        EngineOptions(page_size=0)
+    with pytest.raises(ValueError, match="block_size"):
+        EngineOptions(block_size=0)
 
 
 def test_cancelled_requests_give_their_pages_back(tiny_llama):
@@ -295,7 +295,7 @@ def test_real_model_in_company_as_alone(target, tokenizer):
     """Fault: right for a toy, wrong at the real head count, page size and vocabulary."""
     texts = ["The capital of France is", "def add(a, b):\n", "Once upon a time"]
     prompts = [tokenizer.encode(text) for text in texts]
-    engine = BatchingEngine(target, EngineOptions(num_pages=64))
+    engine = BatchingEngine(target, EngineOptions(num_blocks=64))
     for prompt in prompts:
         engine.submit(prompt, 8)
     engine.run()

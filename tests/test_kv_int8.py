@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, MistralConfig
 
 from llm_latency.kv_cache import Int8KVCache
-from llm_latency.kv_cache.symmetric import dequantize, quantize
+from llm_latency.quantization.rounding import dequantize, quantize_symmetric
 
 
 def config(heads=3, head_dim=6, layers=1, **more) -> LlamaConfig:
@@ -37,9 +37,9 @@ def round_trip(keys, values, window: int, group: int):
     read_keys, read_values = keys.clone(), values.clone()
     for start in range(0, old, group):
         piece = slice(start, min(start + group, old))
-        read_keys[:, :, piece] = dequantize(*quantize(keys[:, :, piece], dim=-2), dtype=keys.dtype)
+        read_keys[:, :, piece] = dequantize(*quantize_symmetric(keys[:, :, piece], dim=-2), dtype=keys.dtype)
     if old:
-        read_values[:, :, :old] = dequantize(*quantize(values[:, :, :old], dim=-1), dtype=values.dtype)
+        read_values[:, :, :old] = dequantize(*quantize_symmetric(values[:, :, :old], dim=-1), dtype=values.dtype)
     return read_keys, read_values
 
 

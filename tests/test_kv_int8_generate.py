@@ -9,8 +9,8 @@ from transformers.cache_utils import DynamicLayer
 
 from llm_latency.compat import with_cache
 from llm_latency.kv_cache import Int8KVCache
-from llm_latency.kv_cache.symmetric import dequantize, quantize
 from llm_latency.quality import perplexity, reading_text
+from llm_latency.quantization.rounding import dequantize, quantize_symmetric
 
 WINDOW, GROUP = 4, 16
 
@@ -24,9 +24,9 @@ class RoundTripLayer(DynamicLayer):
         old = max(0, keys.shape[2] - WINDOW)
         for start in range(0, old, GROUP):
             piece = slice(start, min(start + GROUP, old))
-            keys[:, :, piece] = dequantize(*quantize(keys[:, :, piece], dim=-2), dtype=keys.dtype)
+            keys[:, :, piece] = dequantize(*quantize_symmetric(keys[:, :, piece], dim=-2), dtype=keys.dtype)
         if old:
-            values[:, :, :old] = dequantize(*quantize(values[:, :, :old], dim=-1), dtype=values.dtype)
+            values[:, :, :old] = dequantize(*quantize_symmetric(values[:, :, :old], dim=-1), dtype=values.dtype)
         return keys, values
 
 

@@ -1,24 +1,15 @@
-"""Continuous batching against static batching and one at a time, in one run on one set of requests.
-
-python -m every_millisecond.laboratory.batching_bench
-python -m every_millisecond.laboratory.batching_bench --dtype float32 --json out.json
-"""
+"""Continuous batching against static batching and one at a time, in one run on one set of requests."""
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
 
-from every_millisecond.laboratory.paged_waste import SlotUse, contiguous_use, paged_use
 from every_millisecond.laboratory.static_batching import generate_static, left_pad
-from every_millisecond.laboratory.workload import Ask, mixed_asks
-from llm_latency import hardware, models
+from every_millisecond.laboratory.workload import Ask
 from llm_latency.batching.engine import BatchingEngine, EngineOptions
 from llm_latency.batching.scheduler import SchedulerOptions
 from llm_latency.generation import TransformersStepper, generate
@@ -44,10 +35,12 @@ def run_static(model: PreTrainedModel, asks: Sequence[Ask], batch: int) -> list[
     return rows
 
 
-def make_engine(model: PreTrainedModel, batch: int, *, token_budget: int = 256, num_pages: int = 512) -> BatchingEngine:
+def make_engine(
+    model: PreTrainedModel, batch: int, *, token_budget: int = 256, num_blocks: int = 512
+) -> BatchingEngine:
     """An engine of `batch` places without a prefix cache, so that no round profits from the one before."""
     scheduler = SchedulerOptions(max_running=batch, token_budget=token_budget)
-    return BatchingEngine(model, EngineOptions(num_pages=num_pages, prefix_caching=False, scheduler=scheduler))
+    return BatchingEngine(model, EngineOptions(num_blocks=num_blocks, prefix_caching=False, scheduler=scheduler))
 
 
 def run_continuous(model: PreTrainedModel, asks: Sequence[Ask], batch: int) -> list[list[int]]:
@@ -81,19 +74,6 @@ class BatchingResult:
         lines.append(f"requests with the same tokens in all three: {self.same} of {self.requests}")
         return "\n".join(lines)
 
-    def as_dict(self) -> dict:
-        """For JSON: raw samples in milliseconds, and what they were measured on."""
-        return {
-            "requests": self.requests,
-            "batch": self.batch,
-            "tokens": self.tokens,
-            "same": self.same,
-            "dtype": self.dtype,
-            "samples_ms": {name: list(samples) for name, samples in self.times.samples_ms.items()},
-            "first_call_ms": self.times.first_call_ms,
-            "machine": hardware.machine_facts(),
-        }
-
 
 def compare_batching(model: PreTrainedModel, asks: Sequence[Ask], *, batch: int = 8, rounds: int = 3) -> BatchingResult:
     """The three ways on the same requests, in turns.
@@ -112,43 +92,3 @@ def compare_batching(model: PreTrainedModel, asks: Sequence[Ask], *, batch: int 
     same = sum(a == b == c for a, b, c in zip(*rows.values(), strict=True))
     tokens = sum(ask.max_new_tokens for ask in asks)
     return BatchingResult(times, len(asks), batch, tokens, same, str(model.dtype).removeprefix("torch."))
-
-
-def count_waste(
-    count: int = 1000, *, longest_answer: int = 256, page_size: int = 16, seed: int = 0
-) -> dict[str, SlotUse]:
-    """Slots at the end of each of many requests: prompts of 64 to 512 tokens, answers of 4 to 128.
-
-    A contiguous cache must reserve `longest_answer` behind each prompt, since nobody knows where an answer ends.
-    The end is its best moment: before it, even more of the reservation is empty.
-    """
-    asks = mixed_asks(count, vocab_size=2, seed=seed, prompt_tokens=(64, 512), new_tokens=(4, 128))
-    lengths = [len(ask.prompt) + ask.max_new_tokens for ask in asks]
-    reserved = [len(ask.prompt) + longest_answer for ask in asks]
-    return {"contiguous": contiguous_use(lengths, reserved), "paged": paged_use(lengths, page_size)}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Continuous batching, static batching and one request at a time.")
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    parser.add_argument("--requests", type=int, default=16)
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path, help="write raw samples and machine facts to this file")
-    args = parser.parse_args()
-    model = models.load_target(dtype=hardware.DTYPES[args.dtype])
-    asks = mixed_asks(
-        args.requests, vocab_size=model.config.vocab_size, seed=1, prompt_tokens=(16, 128), new_tokens=(2, 64)
-    )
-    result = compare_batching(model, asks, batch=args.batch, rounds=args.rounds)
-    waste = count_waste()
-    print(result.report())
-    for name, use in waste.items():
-        print(f"{name:<14}{use.held:>8} slots held, {use.waste:6.1%} of them empty")
-    if args.json:
-        record = result.as_dict() | {"waste": {name: use.waste for name, use in waste.items()}}
-        args.json.write_text(json.dumps(record, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()

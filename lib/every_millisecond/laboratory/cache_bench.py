@@ -1,8 +1,4 @@
-"""The INT8 cache against the BF16 cache: bytes, time to read it, perplexity.
-
-`python -m every_millisecond.laboratory.cache_bench` prints them beside their targets at 4,096 tokens: at most 0.53 of
-the bytes, at most 1% more perplexity, and on a CPU at most 1.5 times the time of a BF16 cache.
-"""
+"""The INT8 cache against the BF16 cache: bytes, and the time to read it."""
 
 from __future__ import annotations
 
@@ -13,11 +9,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import Cache, DynamicCache, PreTrainedModel
 
-from llm_latency import models
 from llm_latency.compat import with_cache
 from llm_latency.kv_cache import Int8KVCache, attend_int8
 from llm_latency.kv_cache.int8 import ATTENTION_NAME
-from llm_latency.quality import perplexity, reading_text
 from llm_latency.timing import Comparison, compare
 
 TOKENS = 4096
@@ -125,32 +119,3 @@ def _filled(config, keys: Tensor, values: Tensor):
     layer = Int8KVCache(config).layers[0]
     layer.store(keys, values)
     return layer
-
-
-def perplexities(model: PreTrainedModel, input_ids: Tensor, caches: dict[str, Callable[[], Cache]]) -> dict[str, float]:
-    """Perplexity of input_ids [1, n] decoded through each cache, in the same chunks."""
-    return {name: perplexity(model, input_ids, cache=make()) for name, make in caches.items()}
-
-
-def main() -> None:
-    """Print the three figures beside their targets."""
-    model = models.load_target("smollm2-135m", dtype=torch.bfloat16)
-    tokenizer = models.load_tokenizer("smollm2-135m")
-    print(f"bytes at {TOKENS} tokens: {bytes_ratio(model.config):.4f} of BF16 (target: at most 0.53)")
-    comparison = reading_times(model.config, TOKENS, device=model.device, rounds=30)
-    print(comparison.report(BF16))
-    print(f"time of the cache's part of a step: {comparison.ratio(INT8, BF16)} BF16's (target on a CPU: at most 1.5)")
-    print(f"attention alone: {comparison.ratio(READ, SDPA)} BF16's")
-    ids = tokenizer(reading_text(), return_tensors="pt")["input_ids"][:, : TOKENS + 1]
-    caches = {
-        "BF16": lambda: DynamicCache(config=model.config),
-        "INT8": lambda: Int8KVCache(model.config),
-        "INT8, no window": lambda: Int8KVCache(model.config, residual_length=0),
-    }
-    found = perplexities(model, ids, caches)
-    for name, value in found.items():
-        print(f"perplexity over {TOKENS} tokens, {name}: {value:.4f}, {value / found['BF16'] - 1:+.2%}")
-
-
-if __name__ == "__main__":
-    main()

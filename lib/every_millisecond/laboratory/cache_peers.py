@@ -10,8 +10,7 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, QuantizedCache
 
 from every_millisecond.laboratory.cache_bench import random_kv, sdpa
-from llm_latency.kv_cache import Int8KVCache, attend_int8
-from llm_latency.kv_cache.view import QuantizedKV
+from llm_latency.kv_cache import Int8CacheLayer, Int8KVCache, attend_int8
 from llm_latency.timing import Comparison, compare
 
 MakeCache = Callable[[], Cache]
@@ -69,7 +68,7 @@ def late_token_error(make_cache: MakeCache, config) -> float:
     cache = make_cache()
     for more in ((keys, values), large, (keys, values)):
         read, _ = cache.update(*more, 0)
-    read = read.dequantize()[0] if isinstance(read, QuantizedKV) else read
+    read = read.dequantize()[0] if isinstance(read, Int8CacheLayer) else read
     return float((read[:, :, 200] - large[0][:, :, 0]).norm() / large[0].norm())
 
 
@@ -84,7 +83,7 @@ def peer_times(caches: dict[str, MakeCache], config, tokens: int = 4096, *, roun
 
         def step() -> Tensor:
             read, read_values = cache.update(token, token, 0)
-            return attend_int8(query, read) if isinstance(read, QuantizedKV) else sdpa(query, read, read_values)
+            return attend_int8(query, read) if isinstance(read, Int8CacheLayer) else sdpa(query, read, read_values)
 
         return step
 
@@ -140,7 +139,7 @@ def operations_that_work(make_cache: MakeCache, config) -> dict[str, bool]:
             change(cache)
             read, _ = cache.update(wanted[:, :, -1:], wanted[:, :, -1:], 0)
             # FP8 has three bits of mantissa; an operation that failed is off by whole rows or tokens.
-            read = read.dequantize()[0] if isinstance(read, QuantizedKV) else read
+            read = read.dequantize()[0] if isinstance(read, Int8CacheLayer) else read
             results[name] = read.shape == wanted.shape and bool((read - wanted).abs().mean() < 0.1)
         except (IndexError, RuntimeError, ValueError, TypeError):
             results[name] = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from llm_latency.attention.checks import check_block
+from llm_latency.arguments import check_count
 from llm_latency.attention.flash import key_blocks
 
 FULL, DIAGONAL, EMPTY = "#56B4E9", "#E69F00", "#FFFFFF"
@@ -19,7 +19,7 @@ def visited_blocks(
     Raises TypeError or ValueError for a length or block that is not an int of 1 or more.
     """
     for name, value in (("seq_q", seq_q), ("seq_k", seq_k), ("block_q", block_q), ("block_k", block_k)):
-        check_block(name, value)
+        check_count(name, value)
     return [
         (start, min(start + block_q, seq_q), *block)
         for start in range(0, seq_q, block_q)

@@ -5,21 +5,19 @@ Triton kernels themselves (`triton_prefill`, `triton_decode`) are imported at th
 """
 
 from llm_latency.attention.backend_facts import BACKENDS, backends
-from llm_latency.attention.dispatch import Choice, attend, choose
+from llm_latency.attention.dispatch import attend, cannot
 from llm_latency.attention.flash import FlashAttention, online_softmax_step
 from llm_latency.attention.reference import attention_reference
 from llm_latency.attention.transformers_hook import IMPLEMENTATIONS, register
 
-register()
-
 __all__ = [
     "BACKENDS",
     "IMPLEMENTATIONS",
-    "Choice",
     "FlashAttention",
     "attend",
     "attention_reference",
     "backends",
-    "choose",
+    "cannot",
     "online_softmax_step",
+    "register",
 ]

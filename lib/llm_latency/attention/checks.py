@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
+
+from llm_latency.arguments import check_flag, check_number
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
-def check_tensors(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> None:
-    """Raise TypeError or ValueError unless q, k, v and mask fit together.
+def check_request(q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, scale: float | None) -> float:
+    """Raise TypeError or ValueError unless the arguments fit together; return the factor on the scores.
 
     q [batch, seq_q, heads, head_dim]; k, v [batch, seq_k, kv_heads, head_dim]; one floating dtype and one device for
     all; heads a multiple of kv_heads; mask None or bool, broadcastable to [batch, heads, seq_q, seq_k].
@@ -41,16 +41,19 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> None:
     if heads % k.shape[2]:
         raise ValueError(f"{heads} query heads are not divisible by {k.shape[2]} KV heads")
     if mask is not None:
-        _check_mask(mask, q, (batch, heads, q.shape[1], k.shape[1]))
+        check_mask(mask, q.device, (batch, heads, q.shape[1], k.shape[1]))
+    check_flag("causal", causal)
+    return check_scale(scale, head_dim)
 
 
-def _check_mask(mask: Tensor, q: Tensor, full: tuple[int, ...]) -> None:
+def check_mask(mask: Tensor, device: torch.device, full: tuple[int, ...]) -> None:
+    """Raise TypeError or ValueError unless mask is bool, on that device and broadcastable to `full`."""
     if not isinstance(mask, Tensor):
         raise TypeError(f"mask is {type(mask).__name__}; expected a bool tensor or None")
     if mask.dtype != torch.bool:
         raise TypeError(f"mask has dtype {mask.dtype}; expected torch.bool, True where a query may attend")
-    if mask.device != q.device:
-        raise ValueError(f"mask is on {mask.device}, q on {q.device}")
+    if mask.device != device:
+        raise ValueError(f"mask is on {mask.device}, the queries on {device}")
     padded = (1,) * (4 - mask.dim()) + tuple(mask.shape)
     if len(padded) != 4 or any(have not in (1, want) for have, want in zip(padded, full, strict=True)):
         raise ValueError(
@@ -61,43 +64,4 @@ def _check_mask(mask: Tensor, q: Tensor, full: tuple[int, ...]) -> None:
 
 def check_scale(scale: float | None, head_dim: int) -> float:
     """The factor on the logits, 1 / sqrt(head_dim) for None. TypeError for no number, ValueError for inf or NaN."""
-    if scale is None:
-        return head_dim**-0.5
-    if isinstance(scale, bool) or not isinstance(scale, (int, float)):
-        raise TypeError(f"scale={scale!r}; expected a number or None")
-    if not math.isfinite(scale):
-        raise ValueError(f"scale={scale}; expected a finite number")
-    return float(scale)
-
-
-def check_flag(name: str, value: bool) -> bool:
-    """TypeError unless value is True or False: `causal=mask` is a mistake that truthiness would hide."""
-    if not isinstance(value, bool):
-        raise TypeError(f"{name}={value!r}; expected True or False")
-    return value
-
-
-def check_block(name: str, value: int) -> int:
-    """A block size: an int of 1 or more, else TypeError or ValueError."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name}={value!r}; expected an int")
-    if value < 1:
-        raise ValueError(f"{name}={value}; expected 1 or more")
-    return value
-
-
-def broadcast_mask(mask: Tensor, q: Tensor, k: Tensor) -> Tensor:
-    """A checked mask as a view [batch, heads, seq_q, seq_k]; no memory is spent."""
-    return mask.expand(q.shape[0], q.shape[2], q.shape[1], k.shape[1])
-
-
-def visible_pairs(q: Tensor, k: Tensor, causal: bool, mask: Tensor | None) -> Tensor | None:
-    """Which query may attend to which key: bool, broadcastable to [batch, heads, seq_q, seq_k]; None where all may.
-
-    causal aligns bottom-right: the last query sees every key, as it must when earlier keys come from a cache.
-    """
-    seq_q, seq_k = q.shape[1], k.shape[1]
-    if not causal:
-        return mask
-    allowed = torch.ones(seq_q, seq_k, dtype=torch.bool, device=q.device).tril(seq_k - seq_q)
-    return allowed if mask is None else allowed & mask
+    return head_dim**-0.5 if scale is None else check_number("scale", scale)

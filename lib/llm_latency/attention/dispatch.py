@@ -1,29 +1,16 @@
-"""`attend`: one call for every attention backend, which says what it chose and why another cannot do a request."""
+"""`attend`: one call for every attention backend, and why one of them cannot do a request."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from llm_latency.attention.backend_facts import BACKENDS, flash_attn_function, triton_problem
-from llm_latency.attention.checks import broadcast_mask, check_flag, check_scale, check_tensors, visible_pairs
+from llm_latency.attention.checks import check_request
 from llm_latency.attention.flash import FlashAttention
-from llm_latency.attention.reference import attention_reference
+from llm_latency.attention.reference import attention_reference, broadcast_mask, visible_pairs
 
 _blocked = FlashAttention()
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """What `backend="auto"` takes for a request, and why."""
-
-    backend: str
-    why: str
-
-    def __str__(self) -> str:
-        return f"{self.backend}: {self.why}"
 
 
 def attend(
@@ -42,7 +29,7 @@ def attend(
     whatever stands in a masked slot has no effect.
 
     backend:
-        "auto": flash-attn where it is installed and can, else SDPA. `choose` tells which and why.
+        "auto": flash-attn where it is installed and can, else SDPA; `cannot("flash_attn", ...)` tells why not.
         "reference": the whole score matrix, in FP32. "flash": the blocked module in plain PyTorch.
         "triton": our kernels; on a machine without CUDA interpreted on the CPU, which is right but very slow.
         "sdpa": PyTorch's scaled_dot_product_attention, which picks among its own kernels.
@@ -50,17 +37,13 @@ def attend(
 
     Raises:
         ValueError: an unknown backend, one that is not available here, or one that cannot do this request.
-        TypeError, ValueError: see `checks.check_tensors`.
+        TypeError, ValueError: see `checks.check_request`.
     """
-    check_tensors(q, k, v, mask)
-    check_flag("causal", causal)
-    scale = check_scale(scale, q.shape[-1])
+    scale = check_request(q, k, v, causal, mask, scale)
     if backend == "auto":
-        backend = choose(q, k, v, mask=mask).backend
-    else:
-        problem = cannot(backend, q, mask=mask)
-        if problem:
-            raise ValueError(f"backend {backend!r} cannot do this request: {problem}")
+        backend = "sdpa" if cannot("flash_attn", q, mask=mask) else "flash_attn"
+    elif problem := cannot(backend, q, mask=mask):
+        raise ValueError(f"backend {backend!r} cannot do this request: {problem}")
     if backend == "reference":
         return attention_reference(q, k, v, causal=causal, mask=mask, scale=scale)
     if backend == "flash":
@@ -74,15 +57,6 @@ def attend(
     if (causal or mask is not None) and not bool(out.isfinite().all()):
         return _blocked(q, k, v, causal=causal, mask=mask, scale=scale)
     return out
-
-
-def choose(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None) -> Choice:
-    """What "auto" takes for these tensors, and why. Arguments as in `attend`."""
-    check_tensors(q, k, v, mask)
-    problem = cannot("flash_attn", q, mask=mask)
-    if problem is None:
-        return Choice("flash_attn", f"{flash_attn_function()[1]} is installed and can do this request")
-    return Choice("sdpa", f"PyTorch's own kernels; flash_attn cannot: {problem}")
 
 
 def cannot(backend: str, q: Tensor, *, mask: Tensor | None = None) -> str | None:
@@ -122,7 +96,7 @@ def cannot(backend: str, q: Tensor, *, mask: Tensor | None = None) -> str | None
 def _triton(q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, scale: float) -> Tensor:
     # Imported at the first use: the kernels need Triton, and the interpreter must be chosen before it is imported.
     from llm_latency.attention import triton_decode, triton_prefill
-    from llm_latency.attention.triton_runtime import InferenceOnly
+    from llm_latency.attention.triton_block import InferenceOnly
 
     rows = q.shape[1] * (q.shape[2] // k.shape[2])
     few = rows <= triton_decode.MAX_ROWS and q.shape[1] < k.shape[1]

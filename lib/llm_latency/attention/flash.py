@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from llm_latency.attention.checks import broadcast_mask, check_block, check_flag, check_scale, check_tensors
-from llm_latency.attention.masked_values import holds_non_finite, weighted_values
+from llm_latency.arguments import check_count
+from llm_latency.attention.checks import check_request
+from llm_latency.attention.reference import broadcast_mask, holds_non_finite, weighted_values
 
 
 def online_softmax_step(
@@ -66,8 +67,8 @@ class FlashAttention(torch.nn.Module):
 
     def __init__(self, block_q: int = 128, block_k: int = 128):
         super().__init__()
-        self.block_q = check_block("block_q", block_q)
-        self.block_k = check_block("block_k", block_k)
+        self.block_q = check_count("block_q", block_q)
+        self.block_k = check_count("block_k", block_k)
 
     def extra_repr(self) -> str:
         return f"block_q={self.block_q}, block_k={self.block_k}"
@@ -82,9 +83,7 @@ class FlashAttention(torch.nn.Module):
         mask: Tensor | None = None,
         scale: float | None = None,
     ) -> Tensor:
-        check_tensors(q, k, v, mask)
-        check_flag("causal", causal)
-        scale = check_scale(scale, q.shape[-1])
+        scale = check_request(q, k, v, causal, mask, scale)
         if mask is not None:
             mask = broadcast_mask(mask, q, k)
         guard = (causal or mask is not None) and holds_non_finite(v)

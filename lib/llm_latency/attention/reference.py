@@ -1,12 +1,16 @@
-"""Attention as the paper writes it: the whole score matrix at once. The oracle of everything else here."""
+"""Attention as the paper writes it: the whole score matrix at once. The oracle of everything else here.
+
+And what a mask means, in every implementation: who may attend to whom, and that a masked slot has no effect.
+"""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
 
-from llm_latency.attention.checks import broadcast_mask, check_flag, check_scale, check_tensors, visible_pairs
-from llm_latency.attention.masked_values import holds_non_finite, weighted_values
+from llm_latency.attention.checks import check_request
 
 
 def attention_reference(
@@ -25,11 +29,9 @@ def attention_reference(
         [batch, seq_q, heads, head_dim] in q's dtype. A row that may attend to nothing is zeros.
 
     Raises:
-        TypeError, ValueError: see `checks.check_tensors`.
+        TypeError, ValueError: see `checks.check_request`.
     """
-    check_tensors(q, k, v, mask)
-    check_flag("causal", causal)
-    scale = check_scale(scale, q.shape[-1])
+    scale = check_request(q, k, v, causal, mask, scale)
     compute = torch.promote_types(q.dtype, torch.float32)
     group = q.shape[2] // k.shape[2]
     # [batch, heads, seq, head_dim]
@@ -47,3 +49,43 @@ def attention_reference(
         weights = weights.masked_fill(~allowed, 0.0)  # softmax over nothing is NaN; the row shall be zeros
         out = weighted_values(weights, v32, allowed) if holds_non_finite(v32) else weights @ v32
     return out.transpose(1, 2).to(q.dtype)
+
+
+def broadcast_mask(mask: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    """A checked mask as a view [batch, heads, seq_q, seq_k]; no memory is spent."""
+    return mask.expand(q.shape[0], q.shape[2], q.shape[1], k.shape[1])
+
+
+def visible_pairs(q: Tensor, k: Tensor, causal: bool, mask: Tensor | None) -> Tensor | None:
+    """Which query may attend to which key: bool, broadcastable to [batch, heads, seq_q, seq_k]; None where all may.
+
+    causal aligns bottom-right: the last query sees every key, as it must when earlier keys come from a cache.
+    """
+    seq_q, seq_k = q.shape[1], k.shape[1]
+    if not causal:
+        return mask
+    allowed = torch.ones(seq_q, seq_k, dtype=torch.bool, device=q.device).tril(seq_k - seq_q)
+    return allowed if mask is None else allowed & mask
+
+
+def holds_non_finite(x: Tensor) -> bool:
+    """True if x may hold NaN or an infinity. One pass, no copy; a sum that overflows is also reported."""
+    return not bool(x.sum(dtype=torch.promote_types(x.dtype, torch.float32)).isfinite())
+
+
+def weighted_values(weights: Tensor, values: Tensor, allowed: Tensor) -> Tensor:
+    """weights @ values with non-finite values kept out of the rows that may not see them.
+
+    A masked slot has weight 0, but 0 * NaN is NaN. So the product is taken with such values set to 0, and each one is
+    put back into the rows that may attend to it.
+
+    weights [..., rows, keys], zero where not allowed; values [..., keys, head_dim]; allowed bool, broadcastable to
+    weights. Returns [..., rows, head_dim].
+    """
+    out = weights @ values.where(values.isfinite(), 0.0)
+    seen = allowed.expand(weights.shape).to(weights.dtype)
+    nan = values.isnan()
+    plus = seen @ ((values == math.inf) | nan).to(weights.dtype) > 0  # [..., rows, head_dim]
+    minus = seen @ ((values == -math.inf) | nan).to(weights.dtype) > 0
+    # inf, -inf, or inf - inf = NaN: what the plain product gives to a row that sees such a value
+    return out + torch.where(plus, math.inf, 0.0) - torch.where(minus, math.inf, 0.0)

@@ -1,12 +1,10 @@
 """Our attention inside transformers: `attn_implementation="llm_latency_flash"` and `"llm_latency_triton"`.
 
-Two registrations are needed. Without the second, transformers hands over no mask at all, and padding and causality of a
-chunk after a cache are lost without a word.
+Importing this registers both, and `register` takes others, such as the INT8 cache's.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 
 import torch
@@ -96,22 +94,27 @@ def attention_forward(backend: str) -> Callable:
     return forward
 
 
-def _is_no_package(lazy_import: Callable) -> Callable:
+def register(name: str, forward: Callable, mask: Callable) -> None:
+    """Make an attention known to transformers by a name, with the function that builds its masks.
+
+    Without the second, transformers hands over no mask at all, and padding and causality of a chunk after a cache are
+    lost without a word.
+    """
+    AttentionInterface.register(name, forward)
+    AttentionMaskInterface.register(name, mask)
+
+
+def _spare_our_names(lazy_import: Callable) -> Callable:
     """transformers takes any name with "flash" in it for the flash-attn package, and loads that: not for our names."""
 
-    @functools.wraps(lazy_import)
     def load(implementation: str | None, *args, **kwargs):
         return None if implementation in IMPLEMENTATIONS else lazy_import(implementation, *args, **kwargs)
 
-    load.spares_our_names = True
     return load
 
 
-def register() -> None:
-    """Make our implementations known to transformers. Done at import of `llm_latency.attention`; repeating is safe."""
-    for name, backend in IMPLEMENTATIONS.items():
-        AttentionInterface.register(name, attention_forward(backend))
-        AttentionMaskInterface.register(name, build_mask)
-    lazy_import = getattr(modeling_utils, "lazy_import_flash_attention", None)
-    if lazy_import is not None and not hasattr(lazy_import, "spares_our_names"):
-        modeling_utils.lazy_import_flash_attention = _is_no_package(lazy_import)
+for _name, _backend in IMPLEMENTATIONS.items():
+    register(_name, attention_forward(_backend), build_mask)
+_lazy_import = getattr(modeling_utils, "lazy_import_flash_attention", None)
+if _lazy_import is not None and _lazy_import.__module__ != __name__:  # ours already, where this module is reloaded
+    modeling_utils.lazy_import_flash_attention = _spare_our_names(_lazy_import)

@@ -12,10 +12,19 @@ import functools
 import torch
 from torch import Tensor
 
-from llm_latency.attention.checks import broadcast_mask
-from llm_latency.attention.triton_block import LOG2_E, load_tile, softmax_step
+from llm_latency.attention.triton_block import (
+    INTERPRETED,
+    LOG2_E,
+    launching,
+    load_tile,
+    mask_argument,
+    padded,
+    positive_scale,
+    softmax_step,
+    tl,
+    triton,
+)
 from llm_latency.attention.triton_prefill import repair
-from llm_latency.attention.triton_runtime import INTERPRETED, launching, padded, positive_scale, tl, triton
 
 MAX_ROWS = 64  # query heads per KV head times queries: beyond it, prefill's blocks fill the GPU
 MAX_SPLITS = 64
@@ -115,14 +124,34 @@ def join_kernel(
     tl.store(pointers, out.to(Out.dtype.element_ty), mask=dims < HEAD_DIM)
 
 
+def new_parts(pairs: int, parts: int, rows: int, dims: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Where the parts of each pair of batch and KV head keep their acc [pairs, parts, rows, dims], m and l."""
+    acc = torch.empty(pairs, parts, rows, dims, dtype=torch.float32, device=device)
+    m = torch.empty(pairs, parts, rows, dtype=torch.float32, device=device)
+    return acc, m, torch.empty_like(m)
+
+
+def join(part_acc: Tensor, part_m: Tensor, part_l: Tensor, out: Tensor, kv_heads: int, scale: float) -> None:
+    """Add up the parts of `new_parts`, whose scores had `scale`, into out [batch, seq_q, heads, head_dim]."""
+    pairs, parts, block_rows, block_d = part_acc.shape
+    _, seq_q, heads, head_dim = out.shape
+    group = heads // kv_heads
+    join_kernel[(pairs, seq_q * group)](
+        part_acc, part_m, part_l, out, *out.stride(), kv_heads, group, parts, scale * LOG2_E,
+        HEAD_DIM=head_dim, BLOCK_D=block_d, BLOCK_ROWS=block_rows, BLOCK_SPLITS=triton.next_power_of_2(parts),
+        num_warps=4, enable_fp_fusion=True,
+    )  # fmt: skip
+
+
 @functools.lru_cache
-def _multiprocessors(device: torch.device) -> int:
+def multiprocessors(device: torch.device) -> int:
+    """Of a GPU; interpreted on a CPU, some number for several parts."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
 
 
 def choose_splits(seq_k: int, pairs: int, device: torch.device) -> int:
     """How many stretches to cut the cache into: some two programs per multiprocessor, each with a block or more."""
-    wanted = triton.cdiv(2 * _multiprocessors(device), pairs)
+    wanted = triton.cdiv(2 * multiprocessors(device), pairs)
     return max(1, min(wanted, triton.cdiv(seq_k, BLOCK_K), MAX_SPLITS))
 
 
@@ -147,13 +176,8 @@ def decode(
     splits = choose_splits(seq_k, pairs, q.device) if splits is None else splits
     keys_per_split = triton.cdiv(triton.cdiv(seq_k, splits), BLOCK_K) * BLOCK_K
     splits = triton.cdiv(seq_k, keys_per_split)
-
-    part_acc = torch.empty(pairs, splits, block_rows, block_d, dtype=torch.float32, device=q.device)
-    part_m = torch.empty(pairs, splits, block_rows, dtype=torch.float32, device=q.device)
-    part_l = torch.empty_like(part_m)
-    # With no mask the kernel reads none, but its argument must be some pointer.
-    mask_bytes = q if mask is None else broadcast_mask(mask, q, k).view(torch.uint8)
-    mask_strides = (0, 0, 0, 0) if mask is None else mask_bytes.stride()
+    part_acc, part_m, part_l = new_parts(pairs, splits, block_rows, block_d, q.device)
+    mask_bytes, mask_strides = mask_argument(mask, q, k)
     with launching(q):
         split_kernel[(pairs, splits)](
             positive_q, k, v, mask_bytes, part_acc, part_m, part_l,
@@ -163,11 +187,7 @@ def decode(
             UPCAST=INTERPRETED, BLOCK_ROWS=block_rows, BLOCK_K=BLOCK_K, num_warps=4, num_stages=3,
             enable_fp_fusion=True,
         )  # fmt: skip
-        join_kernel[(pairs, seq_q * group)](
-            part_acc, part_m, part_l, out, *out.stride(), kv_heads, group, splits, positive * LOG2_E,
-            HEAD_DIM=head_dim, BLOCK_D=block_d, BLOCK_ROWS=block_rows, BLOCK_SPLITS=triton.next_power_of_2(splits),
-            num_warps=4, enable_fp_fusion=True,
-        )  # fmt: skip
+        join(part_acc, part_m, part_l, out, kv_heads, positive)
     if mask is not None or (causal and seq_q > 1):
         repair(q, k, v, out, causal, mask, scale)
     return out

@@ -10,9 +10,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from llm_latency.attention.checks import broadcast_mask
-from llm_latency.attention.triton_block import LOG2_E, load_tile, softmax_step
-from llm_latency.attention.triton_runtime import INTERPRETED, launching, padded, positive_scale, tl, triton
+from llm_latency.attention.triton_block import (
+    INTERPRETED,
+    LOG2_E,
+    launching,
+    load_tile,
+    mask_argument,
+    padded,
+    positive_scale,
+    softmax_step,
+    tl,
+    triton,
+)
 
 
 @triton.jit
@@ -133,9 +142,7 @@ def _launch(
 ) -> None:  # fmt: skip
     batch, seq_q, heads, head_dim = q.shape
     q, scale = positive_scale(q, scale)
-    # With no mask the kernel reads none, but its argument must be some pointer.
-    mask_bytes = q if mask is None else broadcast_mask(mask, q, k).view(torch.uint8)
-    mask_strides = (0, 0, 0, 0) if mask is None else mask_bytes.stride()
+    mask_bytes, mask_strides = mask_argument(mask, q, k)
     options = dict(
         HEAD_DIM=head_dim, BLOCK_D=padded(head_dim), CAUSAL=causal, HAS_MASK=mask is not None, REPAIR=repair,
         UPCAST=INTERPRETED, LENGTH_CLASS=min(8192, max(128, triton.next_power_of_2(seq_q))),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -10,28 +11,30 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from llm_latency.arguments import check_count, check_token_id, check_token_ids
 from llm_latency.batching.paged_attention import make_batch, paged_model
 from llm_latency.batching.request import Request, RequestRefused, Sampling, State
 from llm_latency.batching.scheduler import Piece, Plan, Scheduler, SchedulerOptions
+from llm_latency.compat import check_rope
 from llm_latency.kv_cache.paged import PagedKVCache
 from llm_latency.sampling import check_end, probabilities, sample
 
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """Size of the page pool, and the scheduler's limits.
+    """Size of the pool of blocks, and the scheduler's limits.
 
-    Raises ValueError for sizes below 1.
+    Raises TypeError or ValueError for sizes below 1.
     """
 
-    num_pages: int = 512
-    page_size: int = 16
+    num_blocks: int = 512
+    block_size: int = 16
     prefix_caching: bool = True
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
 
     def __post_init__(self) -> None:
-        if self.num_pages < 1 or self.page_size < 1:
-            raise ValueError(f"num_pages={self.num_pages} and page_size={self.page_size} must be at least 1")
+        check_count("num_blocks", self.num_blocks)
+        check_count("block_size", self.block_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,10 @@ class BatchingEngine:
         clock: seconds; tests put their own here.
 
     Attributes:
-        done: requests by id that are finished, cancelled or failed.
+        done: requests by id that are finished, cancelled or failed. Whoever has read one may take it out.
+
+    Raises:
+        ValueError: RoPE whose factors depend on the longest text, since requests share passes and prefixes here.
     """
 
     def __init__(
@@ -66,13 +72,14 @@ class BatchingEngine:
         *,
         clock: Callable[[], float] = time.perf_counter,
     ):
+        check_rope(model.config)
         self.model = model
         self.options = options or EngineOptions()
         self.clock = clock
         self.cache = PagedKVCache(
             model.config,
-            num_pages=self.options.num_pages,
-            page_size=self.options.page_size,
+            num_blocks=self.options.num_blocks,
+            block_size=self.options.block_size,
             dtype=model.dtype,
             device=model.device,
             prefix_caching=self.options.prefix_caching,
@@ -80,6 +87,7 @@ class BatchingEngine:
         self.scheduler = Scheduler(self.cache.manager, self.options.scheduler)
         self.done: dict[int, Request] = {}
         self._live: dict[int, Request] = {}
+        self._ids = itertools.count()  # of requests: never used again, though `done` may have been emptied
 
     def submit(
         self,
@@ -105,7 +113,7 @@ class BatchingEngine:
         sampling.check(self.model.config.vocab_size)
         check_end(eos_token_id, self.model.config.vocab_size)
         request = Request(
-            id=len(self.done) + len(self._live),
+            id=next(self._ids),
             prompt=prompt,
             max_new_tokens=max_new_tokens,
             sampling=sampling,
@@ -121,30 +129,27 @@ class BatchingEngine:
     def check_request(self, input_ids: Sequence[int] | Tensor, max_new_tokens: int) -> tuple[int, ...]:
         """The prompt as a tuple, if this engine can serve it with so many new tokens. Raises as `submit`."""
         prompt = self._check_prompt(input_ids)
-        if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int):
-            raise TypeError(f"max_new_tokens={max_new_tokens!r}; expected an int")
-        if max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens={max_new_tokens}; expected at least 1")
+        check_count("max_new_tokens", max_new_tokens)
         needed, positions = len(prompt) + max_new_tokens, self.model.config.max_position_embeddings
         if needed > positions:
             raise RequestRefused(
                 f"{len(prompt)} prompt tokens and {max_new_tokens} new ones need {needed} positions; "
                 f"this model has {positions}"
             )
-        pages = self.cache.manager.pages_for(needed - 1)  # the last token is chosen, never stored
-        if pages > self.options.num_pages:
-            raise RequestRefused(f"{needed} tokens need {pages} pages; the whole pool has {self.options.num_pages}")
+        blocks = self.cache.manager.blocks_for(needed - 1)  # the last token is chosen, never stored
+        if blocks > self.options.num_blocks:
+            raise RequestRefused(f"{needed} tokens need {blocks} blocks; the whole pool has {self.options.num_blocks}")
         return prompt
 
     def cancel(self, request_id: int) -> bool:
-        """Ends a request where it stands and returns its pages; False if it was done already.
+        """Ends a request where it stands and returns its blocks; False if it was done already.
 
         Raises KeyError for an unknown id.
         """
         if request_id in self.done:
             return False
         if request_id not in self._live:
-            raise KeyError(f"no request {request_id}; ids so far go to {len(self.done) + len(self._live) - 1}")
+            raise KeyError(f"no request {request_id!r} is under way or in `done`")
         self._end(self._live[request_id], State.CANCELLED)
         return True
 
@@ -157,18 +162,21 @@ class BatchingEngine:
     def step(self) -> list[NewToken]:
         """One forward pass; the tokens that came out of it, at most one per request.
 
-        A pass that raises, or is interrupted, ends the requests that were in it as failed; those that wait stay.
+        A step that raises, or is interrupted, ends the running requests as failed; those that wait stay.
         """
+        try:
+            return self._step()
+        except BaseException as error:
+            # Slots are reserved, but nobody knows what lies in them: nothing of this step may be used again.
+            for request in self.scheduler.running.copy():
+                self._end(request, State.FAILED, f"{type(error).__name__}: {error}")
+            raise
+
+    def _step(self) -> list[NewToken]:
         plan = self.scheduler.schedule()
         if not plan.pieces:
             return []
-        try:
-            logits = self._forward(plan)  # [ends, vocab]
-        except BaseException as error:
-            # Their slots are reserved, but nobody knows what lies in them: nothing of this step may be used again.
-            for piece in plan.pieces:
-                self._end(piece.request, State.FAILED, f"{type(error).__name__}: {error}")
-            raise
+        logits = self._forward(plan)  # [ends, vocab]
         ending = self._commit(plan.pieces)
         chosen = self._choose(logits.float(), ending)
         now = self.clock()
@@ -191,21 +199,12 @@ class BatchingEngine:
         return self.done
 
     def _check_prompt(self, input_ids: Sequence[int] | Tensor) -> tuple[int, ...]:
+        vocab_size = self.model.config.vocab_size
         if isinstance(input_ids, Tensor):
-            if input_ids.dim() == 2 and input_ids.shape[0] == 1:
-                input_ids = input_ids[0]
-            if input_ids.dim() != 1:
-                raise ValueError(f"input_ids has shape {list(input_ids.shape)}; expected [n] or [1, n], one request")
-            input_ids = input_ids.tolist()
-        prompt = tuple(input_ids)
-        if not prompt:
+            return tuple(check_token_ids(input_ids, vocab_size, flat=True)[0].tolist())
+        if not input_ids:
             raise ValueError("input_ids is empty; expected at least one prompt token")
-        for token in prompt:
-            if isinstance(token, bool) or not isinstance(token, int):
-                raise TypeError(f"input_ids holds {token!r}; expected integers")
-            if not 0 <= token < self.model.config.vocab_size:
-                raise ValueError(f"input_ids holds {token}; expected 0 to {self.model.config.vocab_size - 1}")
-        return prompt
+        return tuple(check_token_id(token, vocab_size) for token in input_ids)
 
     def _forward(self, plan: Plan) -> Tensor:
         """Logits [ends, vocab] behind the last known token of each request that has got there."""

@@ -1,4 +1,4 @@
-"""Attention over pages, as an attention implementation of transformers: the model itself stays as it is."""
+"""Attention over blocks, as an attention implementation of transformers: the model itself stays as it is."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, PreTrainedModel
-from transformers.masking_utils import AttentionMaskInterface
+from transformers import PreTrainedModel
 
+from llm_latency.attention import register
 from llm_latency.batching.scheduler import Piece, Plan
 from llm_latency.kv_cache.paged import PagedKVCache
 
@@ -25,7 +25,7 @@ class PrefillPart:
     first: int
     last: int
     start: int
-    table: Tensor  # [1, pages]
+    table: Tensor  # [1, blocks]
     mask: Tensor | None  # [last - first, slots]; None: nothing is stored before, so plain causal attention will do
 
 
@@ -39,7 +39,7 @@ class PagedBatch:
     slots: Tensor  # [tokens]
     ends: Tensor  # rows whose logits are wanted
     decodes: int  # the first rows are one token each of so many requests
-    tables: Tensor  # [decodes, pages]
+    tables: Tensor  # [decodes, blocks]
     mask: Tensor  # [decodes, 1, 1, slots], 0 or -inf
     parts: tuple[PrefillPart, ...]
 
@@ -67,7 +67,7 @@ def make_batch(cache: PagedKVCache, plan: Plan) -> PagedBatch:
 
     tables = cache.tables([piece.request.id for piece in plan.decodes])
     lengths = torch.tensor([piece.start + 1 for piece in plan.decodes], device=device)
-    places = torch.arange(tables.shape[1] * cache.page_size if plan.decodes else 0, device=device)
+    places = torch.arange(tables.shape[1] * cache.block_size if plan.decodes else 0, device=device)
     mask = torch.zeros(len(plan.decodes), len(places), dtype=cache.pool.dtype, device=device)
     mask.masked_fill_(places >= lengths[:, None], -torch.inf)
 
@@ -91,7 +91,7 @@ def _part(cache: PagedKVCache, piece: Piece, first: int) -> PrefillPart:
     table = cache.tables([piece.request.id])
     mask = None
     if piece.start > 0:
-        places = torch.arange(table.shape[1] * cache.page_size, device=table.device)
+        places = torch.arange(table.shape[1] * cache.block_size, device=table.device)
         mask = places <= torch.arange(piece.start, piece.start + piece.count, device=table.device)[:, None]
     return PrefillPart(first, first + piece.count, piece.start, table, mask)
 
@@ -107,7 +107,7 @@ def paged_attention(
     paged_batch: PagedBatch,
     **options,
 ) -> tuple[Tensor, None]:
-    """Stores this layer's new keys and values in their pages, then attends request by request.
+    """Stores this layer's new keys and values in their blocks, then attends request by request.
 
     Decode rows go through one call, padded to the longest and masked: one kernel for 16 short rows was more than twice
     as fast as 16 calls on a 2-core CPU. Pieces of prompts have many rows each and go one by one.
@@ -119,7 +119,7 @@ def paged_attention(
         [1, tokens, heads, head_dim].
 
     Raises:
-        ValueError: a model with sliding windows, soft caps or attention sinks, which pages here do not know.
+        ValueError: a model with sliding windows, soft caps or attention sinks, which blocks here do not know.
     """
     for name in ("sliding_window", "softcap", "s_aux"):
         if options.get(name) is not None:
@@ -154,8 +154,7 @@ def _no_mask(*args, **options) -> None:
     """Who may see whom follows from the page tables."""
 
 
-AttentionInterface.register(NAME, paged_attention)
-AttentionMaskInterface.register(NAME, _no_mask)
+register(NAME, paged_attention, _no_mask)
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ class RequestRefused(ValueError):
 class State(enum.Enum):
     WAITING = "waiting"
     RUNNING = "running"
-    PREEMPTED = "preempted"  # waits again: its pages were needed, its tokens are kept
+    PREEMPTED = "preempted"  # waits again: its blocks were needed, its tokens are kept
     FINISHED = "finished"
     CANCELLED = "cancelled"
     FAILED = "failed"

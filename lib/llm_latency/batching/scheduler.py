@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from llm_latency.arguments import check_count
 from llm_latency.batching.request import Request, State
-from llm_latency.kv_cache.block_manager import BlockManager, OutOfPages, Reservation
+from llm_latency.kv_cache.block_manager import BlockManager, OutOfBlocks, Reservation
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,25 +24,19 @@ class SchedulerOptions:
         max_running: requests in a step.
         token_budget: tokens in a step, decode and prefill together; the length of a step, and with it everybody's time
             per output token, is bounded by it.
-        join: "between steps" (continuous batching), or "when empty": nobody joins until all have left (static batching
-            over the same kernels, for comparison).
 
-    Raises ValueError for limits below 1, a budget below max_running, or an unknown word.
+    Raises TypeError or ValueError for limits below 1, or a budget below max_running.
     """
 
     max_running: int = 16
     token_budget: int = 256
-    join: str = "between steps"
 
     def __post_init__(self) -> None:
-        if self.max_running < 1:
-            raise ValueError(f"max_running must be at least 1, got {self.max_running}")
-        if self.token_budget < self.max_running:
+        check_count("max_running", self.max_running)
+        if check_count("token_budget", self.token_budget) < self.max_running:
             raise ValueError(
                 f"token_budget={self.token_budget} cannot give each of max_running={self.max_running} requests a token"
             )
-        if self.join not in ("between steps", "when empty"):
-            raise ValueError(f'join must be "between steps" or "when empty", got {self.join!r}')
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +62,11 @@ class Plan:
 
 
 class Scheduler:
-    """Waiting, running and preempted requests over one pool of pages; first come, first served.
+    """Waiting, running and preempted requests over one pool of blocks; first come, first served.
 
-    When the pool is empty, the newest running request gives its pages back and waits at the front of the queue. Its
-    tokens are kept, and its pages often still lie in the prefix cache when it comes back. The oldest is never preempted
-    for a newer one, and any request fits the pool alone, so every step moves something forward.
+    When the pool is empty, the newest running request gives its blocks back and waits at the front of the queue. Its
+    tokens are kept, and its blocks often still lie in the prefix cache when it comes back. The oldest is never
+    preempted for a newer one, and any request fits the pool alone, so every step moves something forward.
     """
 
     def __init__(self, manager: BlockManager, options: SchedulerOptions):
@@ -84,7 +79,7 @@ class Scheduler:
         self.waiting.append(request)
 
     def remove(self, request: Request) -> None:
-        """Takes a request out, wherever it is; its pages return to the pool."""
+        """Takes a request out, wherever it is; its blocks return to the pool."""
         if request in self.running:
             self.running.remove(request)
             self.manager.free(request.id)
@@ -92,7 +87,7 @@ class Scheduler:
             self.waiting.remove(request)
 
     def schedule(self) -> Plan:
-        """Puts the next step together and reserves its pages."""
+        """Puts the next step together and reserves its blocks."""
         while True:
             plan = Plan()
             preempted = self._plan_decodes(plan)
@@ -121,13 +116,10 @@ class Scheduler:
         return budget
 
     def _admit(self, plan: Plan, budget: int) -> None:
-        forming = self.options.join == "when empty"  # a static batch is filled before it is read
-        if forming and self.running:
-            return
-        while self.waiting and (budget > 0 or forming) and len(self.running) < self.options.max_running:
+        while self.waiting and budget > 0 and len(self.running) < self.options.max_running:
             request = self.waiting[0]
             found = self.manager.open(request.id, request.tokens)
-            missing = self.manager.pages_for(request.length) - self.manager.pages_for(found)
+            missing = self.manager.blocks_for(request.length) - self.manager.blocks_for(found)
             if missing > self.manager.num_free:
                 self.manager.free(request.id)
                 return  # the first in the queue waits for room, and nobody overtakes it
@@ -145,7 +137,7 @@ class Scheduler:
         tokens = request.tokens[request.stored : request.stored + count]
         try:
             plan.reservations.append(self.manager.append(request.id, tokens))
-        except OutOfPages:
+        except OutOfBlocks:
             return False
         pieces.append(Piece(request, request.stored, count))
         return True

@@ -11,9 +11,9 @@ from torch import Tensor
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
-from llm_latency.kv_cache.stores import ChannelStore, Store, TokenStore
-from llm_latency.kv_cache.symmetric import check_finite, largest_code
-from llm_latency.kv_cache.view import QuantizedKV
+from llm_latency.arguments import check_count
+from llm_latency.kv_cache.stores import ChannelStore, TokenStore
+from llm_latency.quantization.rounding import check_finite
 
 ATTENTION_NAME = "int8_kv"  # the attn_implementation that reads the codes themselves; see `int8_attention`
 
@@ -27,13 +27,22 @@ class Int8CacheLayer(CacheLayerMixin):
     is_sliding = False
     is_croppable = True
 
-    def __init__(self, config, make_stores: Callable[[], tuple[Store, Store]], residual_length: int):
+    def __init__(self, config, residual_length: int, group_size: int, bits: int, key_scales: str):
         super().__init__()
         self.config = config
         self.heads, self.head_dim = config.num_key_value_heads, head_size(config)
-        self.make_stores = make_stores
         self.residual_length = residual_length
-        self.key_store, self.value_store = make_stores()
+        self.options = group_size, bits, key_scales
+        self.reset()
+
+    def reset(self) -> None:
+        group_size, bits, key_scales = self.options
+        by_channel = key_scales == "channel"
+        self.key_store = ChannelStore(group_size=group_size, bits=bits) if by_channel else TokenStore(bits=bits)
+        self.value_store = TokenStore(bits=bits)
+        self.keys = self.values = None
+        self.is_initialized = False
+        self.mark: Tensor | None = None  # on a GPU: 0, or NaN if NaN or infinity came; see `Int8KVCache`
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
@@ -46,15 +55,11 @@ class Int8CacheLayer(CacheLayerMixin):
 
         The new tokens come back as the cache holds them, quantised where they do not fit the window: what a later step
         will read is what this step sees, in a prompt's first pass too. With the model's attn_implementation set to
-        "int8_kv" a `QuantizedKV` comes back, twice, instead of two full-precision tensors.
+        "int8_kv" this layer itself comes back, twice, instead of two full-precision tensors.
         """
         self.store(key_states, value_states)
-        if getattr(self.config, "_attn_implementation", None) == ATTENTION_NAME and isinstance(
-            self.key_store, ChannelStore
-        ):
-            view = self.view()
-            return view, view
-        return self.dequantize()
+        reads_codes = getattr(self.config, "_attn_implementation", None) == ATTENTION_NAME
+        return (self, self) if reads_codes and isinstance(self.key_store, ChannelStore) else self.dequantize()
 
     def store(self, key_states: Tensor, value_states: Tensor) -> None:
         """Store new tokens without reading anything back."""
@@ -67,11 +72,14 @@ class Int8CacheLayer(CacheLayerMixin):
 
     def dequantize(self) -> tuple[Tensor, Tensor]:
         """All keys and all values, [batch, kv_heads, length, head_dim] each, in the dtype they came in."""
-        return self.view().dequantize()
-
-    def view(self) -> QuantizedKV:
-        """The stored tensors themselves, for attention that dequantises as it reads."""
-        return QuantizedKV(self.key_store, self.value_store, self.keys, self.values)
+        both = []
+        for store, window in ((self.key_store, self.keys), (self.value_store, self.values)):
+            batch, heads, newest, head_dim = window.shape
+            out = window.new_empty(batch, heads, store.length + newest, head_dim)
+            store.read_into(out[:, :, : store.length])
+            out[:, :, store.length :] = window
+            both.append(out)
+        return both[0], both[1]
 
     def _check(self, key_states: Tensor, value_states: Tensor) -> None:
         shape = list(key_states.shape)
@@ -93,11 +101,17 @@ class Int8CacheLayer(CacheLayerMixin):
                 )
             if key_states.dtype != self.dtype:
                 raise ValueError(f"keys are {key_states.dtype}; this cache was begun with {self.dtype}")
-        # On CUDA the host would have to wait for the answer, twice in every layer. There a NaN stays to be seen where it
-        # is read: the scale that it sets is NaN too, and decoders refuse NaN logits.
-        if key_states.device.type != "cuda":
+        if key_states.is_cuda:  # 0 * NaN and 0 * infinity are NaN, and stay in a sum
+            mark = key_states.detach().mul(0).add_(value_states.detach(), alpha=0).sum(dtype=torch.float32)
+            self.mark = mark if self.mark is None else self.mark + mark
+        else:
             check_finite(key_states, "key_states")
             check_finite(value_states, "value_states")
+
+    @property
+    def quantized(self) -> int:
+        """Tokens that are codes."""
+        return self.key_store.length
 
     def get_seq_length(self) -> int:
         return self.key_store.length + self.keys.shape[-2] if self.is_initialized else 0
@@ -120,11 +134,6 @@ class Int8CacheLayer(CacheLayerMixin):
             self.key_store.drop(count - from_window)
             self.value_store.drop(count - from_window)
 
-    def reset(self) -> None:
-        self.key_store, self.value_store = self.make_stores()
-        self.keys = self.values = None
-        self.is_initialized = False
-
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self._for_each_row(lambda x: x.index_select(0, beam_idx.to(x.device)))
 
@@ -146,7 +155,7 @@ class Int8CacheLayer(CacheLayerMixin):
         return self.key_store.nbytes + self.value_store.nbytes + window
 
 
-def _slide(window: Tensor, new: Tensor, leaving: int, store: Store) -> Tensor:
+def _slide(window: Tensor, new: Tensor, leaving: int, store: ChannelStore | TokenStore) -> Tensor:
     """Append new tokens to a window, put the `leaving` oldest of both into the store, and return the new window."""
     if leaving <= 0:
         return torch.cat([window, new], dim=-2)
@@ -177,8 +186,13 @@ class Int8KVCache(Cache):
     Not for training: what is stored is detached. Not compilable as a whole: its length is a Python number.
 
     Raises TypeError or ValueError for an option out of range, ValueError for a configuration that does not fit, and on
-    `update` ValueError for another batch size, head count, head size or dtype than before, and on a CPU for NaN or
-    infinity. On CUDA asking would wait for the device: there they are stored, and read back as NaN.
+    `update` ValueError for another batch size, head count, head size or dtype than before.
+
+    NaN or infinity in keys or values is a ValueError too. On a CPU `update` raises it before anything is stored. A GPU
+    would have to be waited for in every layer, so there each layer leaves a mark on the device; the marks are sent to
+    the host whenever a length is asked for, as every forward pass does, and the first question after their arrival
+    raises: a pass or two late. Until then what is read is NaN and never a number, since a group's scale is NaN as soon
+    as one of its numbers is.
     """
 
     def __init__(
@@ -192,19 +206,42 @@ class Int8KVCache(Cache):
     ):
         config = config.get_text_config(decoder=True)
         check_config(config)
-        _check_count("residual_length", residual_length, least=0)
-        _check_count("group_size", group_size, least=1)
-        largest_code(bits)
+        check_count("residual_length", residual_length, least=0)
+        check_count("group_size", group_size)
         if key_scales not in ("channel", "token"):
             raise ValueError(f"key_scales={key_scales!r}; expected 'channel' or 'token'")
+        layers = range(config.num_hidden_layers)
+        super().__init__([Int8CacheLayer(config, residual_length, group_size, bits, key_scales) for _ in layers])
+        self._told: tuple[Tensor, Tensor] | None = None  # on a GPU: the sum of all marks, there and on the host
 
-        def make_stores() -> tuple[Store, Store]:
-            keys = ChannelStore(group_size=group_size, bits=bits) if key_scales == "channel" else TokenStore(bits=bits)
-            return keys, TokenStore(bits=bits)
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        self._look_at_marks()
+        return super().get_seq_length(layer_idx)
 
-        super().__init__(
-            [Int8CacheLayer(config, make_stores, residual_length) for _ in range(config.num_hidden_layers)]
-        )
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        self._look_at_marks()
+        return super().get_mask_sizes(query_length, layer_idx)
+
+    def reset(self) -> None:
+        super().reset()
+        self._told = None
+
+    @torch.inference_mode()
+    def _look_at_marks(self) -> None:
+        """Raise if the host has been told of NaN or infinity, and send it what is new. Waits for nothing."""
+        if self._told is not None and self._told[1].isnan():
+            raise ValueError("key_states or value_states of an earlier pass hold NaN or infinity")
+        marked = [layer for layer in self.layers if layer.mark is not None]
+        if not marked:
+            return
+        if self._told is None:
+            self._told = torch.zeros_like(marked[0].mark), torch.zeros((), pin_memory=True)
+        on_device, on_host = self._told
+        # Layers may lie on several devices.
+        on_device += torch.stack([layer.mark.to(on_device.device) for layer in marked]).sum()
+        on_host.copy_(on_device, non_blocking=True)  # 0 stands there until NaN arrives, and NaN stays
+        for layer in marked:
+            layer.mark = None
 
     def crop(self, tokens_to_remove: int) -> None:
         """Remove the newest tokens: -n removes n, 0 nothing, as in transformers.
@@ -260,10 +297,3 @@ def check_config(config) -> None:
         raise ValueError(f"layer types {sorted(kinds)}; this cache knows full_attention only")
     if getattr(config, "layer_types", None) is None and getattr(config, "sliding_window", None) is not None:
         raise ValueError(f"sliding_window={config.sliding_window}; this cache knows full attention only")
-
-
-def _check_count(name: str, value: int, *, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name}={value!r}; expected an int")
-    if value < least:
-        raise ValueError(f"{name}={value}; expected at least {least}")

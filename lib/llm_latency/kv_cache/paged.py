@@ -1,4 +1,4 @@
-"""Keys and values of many requests in the pages of one pool."""
+"""Keys and values of many requests in the blocks of one pool."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from llm_latency.kv_cache.block_manager import BlockManager, Reservation
+from llm_latency.kv_cache.int8 import head_size
 
 
 class PagedKVCache:
-    """The storage behind a `BlockManager`: one pool per model, pages of `page_size` tokens, a table per request.
+    """The storage behind a `BlockManager`: one pool per model, blocks of `block_size` tokens, a table per request.
 
     It is not a transformers Cache: those hold one batch that grows in step, this one holds requests that come and go.
     `llm_latency.batching` runs a transformers model over it.
 
     Args:
         config: a transformers config (layers, KV heads, head size).
-        num_pages: pages in the pool; one more, always zero, fills the tables of shorter requests.
+        num_blocks: blocks in the pool; one more, always zero, fills the tables of shorter requests.
         dtype, device: those of the model.
 
     Attributes:
-        pool: [layers, 2, num_pages + 1, page_size, kv_heads, head_dim], keys at 0 and values at 1.
+        pool: [layers, 2, num_blocks + 1, block_size, kv_heads, head_dim], keys at 0 and values at 1.
         manager: the bookkeeping.
 
     Raises:
@@ -34,33 +35,28 @@ class PagedKVCache:
         self,
         config: PretrainedConfig,
         *,
-        num_pages: int,
-        page_size: int = 16,
+        num_blocks: int,
+        block_size: int = 16,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         prefix_caching: bool = True,
     ):
         config = config.get_text_config()
-        self.manager = BlockManager(num_pages, page_size, prefix_caching=prefix_caching)
+        self.manager = BlockManager(num_blocks, block_size, prefix_caching=prefix_caching)
         self.kv_heads = config.num_key_value_heads
-        self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self.page_size = page_size
-        self.null_page = num_pages
-        shape = (config.num_hidden_layers, 2, num_pages + 1, page_size, self.kv_heads, self.head_dim)
+        self.head_dim = head_size(config)
+        self.block_size = block_size
+        self.null_block = num_blocks
+        shape = (config.num_hidden_layers, 2, num_blocks + 1, block_size, self.kv_heads, self.head_dim)
         self.pool = torch.zeros(shape, dtype=dtype, device=device)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the whole pool."""
-        return self.pool.numel() * self.pool.element_size()
-
-    @property
-    def page_nbytes(self) -> int:
-        """Bytes of one page: keys and values of page_size tokens in every layer."""
-        return self.nbytes // (self.null_page + 1)
+        return self.pool.nbytes
 
     def prepare(self, reservation: Reservation) -> None:
-        """Copies shared pages and clears fresh ones, before anything is written.
+        """Copies shared blocks and clears fresh ones, before anything is written.
 
         Clearing matters: an unused slot is masked, but a mask does not stop a NaN that an earlier owner left (0 * NaN).
         """
@@ -76,19 +72,21 @@ class PagedKVCache:
             pool.view(-1, self.kv_heads, self.head_dim).index_copy_(0, slots, new)
 
     def gather(self, layer: int, tables: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values, each [rows, kv_heads, pages * page_size, head_dim], of page tables int64 [rows, pages]."""
-        rows, pages = tables.shape
+        """Keys and values [rows, kv_heads, blocks * block_size, head_dim] of block tables int64 [rows, blocks]."""
+        rows, blocks = tables.shape
         flat = tables.reshape(-1)
-        # Whole pages are copied, each contiguous: token by token it would be page_size times as many small copies.
+        # Whole blocks are copied, each contiguous: token by token it would be block_size times as many small copies.
         keys, values = (
-            pool.index_select(0, flat).view(rows, pages * self.page_size, self.kv_heads, self.head_dim).transpose(1, 2)
+            pool.index_select(0, flat)
+            .view(rows, blocks * self.block_size, self.kv_heads, self.head_dim)
+            .transpose(1, 2)
             for pool in self.pool[layer]
         )
         return keys, values
 
-    def tables(self, requests: Sequence, pages: int | None = None) -> Tensor:
-        """Page tables int64 [rows, pages] of several requests, filled up with the page that is always zero."""
+    def tables(self, requests: Sequence) -> Tensor:
+        """Block tables int64 [rows, blocks] of several requests, filled up with the block that is always zero."""
         tables = [self.manager.table(request) for request in requests]
-        width = pages or max(map(len, tables), default=0)
-        rows = [table + [self.null_page] * (width - len(table)) for table in tables]
+        width = max(map(len, tables), default=0)
+        rows = [table + [self.null_block] * (width - len(table)) for table in tables]
         return torch.tensor(rows, dtype=torch.int64, device=self.pool.device)
