@@ -6,6 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from llm_latency.arguments import check_number
 from llm_latency.batching.request import Request, State
 
 
@@ -13,16 +16,17 @@ from llm_latency.batching.request import Request, State
 class Deadline:
     """What a user puts up with: first token and each further one in time (milliseconds). None: no limit.
 
-    Raises ValueError for a limit that is not positive.
+    Raises TypeError or ValueError for a limit that is not positive and finite.
     """
 
     first_token_ms: float | None = None
     per_token_ms: float | None = None
 
     def __post_init__(self) -> None:
-        for limit in (self.first_token_ms, self.per_token_ms):
-            if limit is not None and not limit > 0:
-                raise ValueError(f"a deadline must be positive, got {limit} ms")
+        for name in ("first_token_ms", "per_token_ms"):
+            limit = getattr(self, name)
+            if limit is not None and check_number(name, limit, 0) == 0:
+                raise ValueError(f"{name}=0; expected a positive time, or None for no limit")
 
     def met_by(self, request: Request) -> bool:
         if request.state is not State.FINISHED:
@@ -54,10 +58,6 @@ class LoadReport:
         return self.tokens / self.seconds
 
     @property
-    def requests_per_second(self) -> float:
-        return self.finished / self.seconds
-
-    @property
     def goodput_per_second(self) -> float:
         """Finished requests that met the deadline, per second (DistServe, Zhong et al. 2024, arXiv 2401.09670)."""
         return self.in_time / self.seconds
@@ -75,23 +75,17 @@ def report(requests: Sequence[Request], deadline: Deadline | None = None) -> Loa
     first = [r.time_to_first_token_ms for r in finished]
     per_token = [r.time_per_output_token_ms for r in finished if r.time_per_output_token_ms is not None]
     whole = [r.end_to_end_ms for r in finished]
+    times = {"first_token_ms": first, "per_token_ms": per_token, "end_to_end_ms": whole}
+    percentiles = {
+        f"{name}_p{percent}": float(np.percentile(values, percent)) if values else math.nan
+        for name, values in times.items()
+        for percent in (50, 90)
+    }
     return LoadReport(
         requests=len(requests),
         finished=len(finished),
         tokens=sum(len(r.generated) for r in requests),
         seconds=seconds,
-        first_token_ms_p50=percentile(first, 50),
-        first_token_ms_p90=percentile(first, 90),
-        per_token_ms_p50=percentile(per_token, 50),
-        per_token_ms_p90=percentile(per_token, 90),
-        end_to_end_ms_p50=percentile(whole, 50),
-        end_to_end_ms_p90=percentile(whole, 90),
         in_time=sum((deadline or Deadline()).met_by(r) for r in requests),
+        **percentiles,
     )
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest value that at least so many percent of the values do not exceed; NaN for no values."""
-    if not values:
-        return math.nan
-    return sorted(values)[max(0, math.ceil(percent / 100 * len(values)) - 1)]

@@ -88,16 +88,18 @@ class Scheduler:
 
     def schedule(self) -> Plan:
         """Puts the next step together and reserves its blocks."""
+        preempted = False
         while True:
             plan = Plan()
-            preempted = self._plan_decodes(plan)
+            preempted |= self._plan_decodes(plan)
             budget = self.options.token_budget - len(plan.decodes)
             budget = self._plan_prefills(plan, budget)
             if not preempted:
                 self._admit(plan, budget)
             if plan.pieces or not self.running:
                 return plan
-            self._preempt(self.running[-1])  # several half-read prompts have filled the pool: one must go
+            self._preempt(self.running[-1])  # several half-read prompts have filled the pool: one must go,
+            preempted = True  # and not come back in the same step
 
     def _plan_decodes(self, plan: Plan) -> bool:
         """One token for each request that has read its prompt; returns whether somebody had to go for it."""
