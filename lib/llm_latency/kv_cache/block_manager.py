@@ -42,9 +42,9 @@ class _Sequence:
     token_ids: list[int]
     table: list[int]
     stored: int  # tokens whose keys and values are in the pool
-    found: int = 0  # of those, what the prefix cache gave and nobody has counted yet
     offered: int = 0  # full blocks offered to the prefix cache, or taken from it
     last: CachedBlock | None = None  # the cached block that ends those
+    found: int = 0  # tokens that the prefix cache gave and that are not counted yet
 
 
 class BlockManager:
