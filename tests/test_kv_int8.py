@@ -317,6 +317,32 @@ def test_nan_and_infinity_are_refused_before_anything_is_stored(bad, where):
         assert torch.equal(a, b)
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("where", [0, 1])
+def test_on_a_gpu_nan_and_infinity_are_refused_one_pass_later(bad, where):
+    """Guards against words made of NaN where nobody waits for the device to look: lengths are asked in every pass."""
+    cache = Int8KVCache(config(layers=2), residual_length=4)
+    clean = [x.cuda() for x in tokens(20)]
+    broken = [x.clone() for x in clean]
+    broken[where][1, 2, 7, 4] = bad
+    for layer in (0, 1):
+        cache.update(*clean, layer)
+    torch.cuda.synchronize()
+    assert cache.get_mask_sizes(1, 0) == (21, 0) and cache.get_seq_length() == 20
+    cache.update(*clean, 0)
+    assert not cache.update(*broken, 1)[where].isfinite().all(), "NaN was read back as a number"
+    cache.get_seq_length()  # sends the marks
+    torch.cuda.synchronize()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="NaN or infinity"):
+            cache.get_mask_sizes(1, 0)
+    cache.reset()
+    cache.update(*clean, 0)
+    torch.cuda.synchronize()
+    assert cache.get_seq_length() == cache.get_seq_length() == 20
+
+
 def test_shapes_that_do_not_fit_are_refused():
     """Guards against broadcasting a batch of one into two, and against heads of another size."""
     cache = filled()

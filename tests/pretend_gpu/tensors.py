@@ -133,7 +133,7 @@ def operate(gpu: Gpu, func, args: tuple, kwargs: dict):
             gpu.refuse_in_capture(f"{name} on host tensors")
         return func(*args, **kwargs)
     if name in ("copy_", "_copy_from") and len(ours) < len(tensors):
-        return _copy_between(gpu, *args[:2])
+        return _copy_between(gpu, *args[:3])
     if name in INDEXING and isinstance(args[0], DeviceTensor):  # indices may lie on the host, and are copied
         places = [upload(gpu, i) if isinstance(i, Tensor) and not isinstance(i, DeviceTensor) else i for i in args[1]]
         by_mask = any(isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8) for i in places)
@@ -166,11 +166,14 @@ def _mixed(func, tensors: list[Tensor]) -> None:
     )
 
 
-def _copy_between(gpu: Gpu, to: Tensor, source: Tensor) -> Tensor:
-    """`to.copy_(source)` from one device to the other."""
+def _copy_between(gpu: Gpu, to: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    """`to.copy_(source)` from one device to the other. The host waits, unless the copy is non-blocking."""
     if gpu.filling and source.dim() == 0:  # x[0] = 1.0: the number travels with the launch
         return operate(gpu, torch.ops.aten.fill_.Tensor, (to, source), {})
-    gpu.sync("copy_ between host and device")
+    reason = "copy_ between host and device"
+    gpu.refuse_in_capture(reason)
+    if not non_blocking:
+        gpu.sync(reason)
     gpu.launch()
     with gpu.standing_aside():
         _held(to).copy_(_held(source))

@@ -12,6 +12,7 @@ from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
 from llm_latency.arguments import check_count
+from llm_latency.compat import head_dim
 from llm_latency.kv_cache.stores import ChannelStore, TokenStore
 from llm_latency.quantization.rounding import check_finite
 
@@ -30,7 +31,7 @@ class Int8CacheLayer(CacheLayerMixin):
     def __init__(self, config, residual_length: int, group_size: int, bits: int, key_scales: str):
         super().__init__()
         self.config = config
-        self.heads, self.head_dim = config.num_key_value_heads, head_size(config)
+        self.heads, self.head_dim = config.num_key_value_heads, head_dim(config)
         self.residual_length = residual_length
         self.options = group_size, bits, key_scales
         self.reset()
@@ -278,11 +279,6 @@ def tokens_to_crop(tokens_to_remove: int, stored: int) -> int:
     if -tokens_to_remove > stored:
         raise ValueError(f"crop({tokens_to_remove}) from a cache that holds {stored} tokens")
     return -tokens_to_remove
-
-
-def head_size(config) -> int:
-    """head_dim of a Llama- or Qwen2-like configuration."""
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def check_config(config) -> None:

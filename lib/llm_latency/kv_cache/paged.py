@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
+from llm_latency.compat import head_dim
 from llm_latency.kv_cache.block_manager import BlockManager, Reservation
-from llm_latency.kv_cache.int8 import head_size
 
 
 class PagedKVCache:
@@ -44,7 +44,7 @@ class PagedKVCache:
         config = config.get_text_config()
         self.manager = BlockManager(num_blocks, block_size, prefix_caching=prefix_caching)
         self.kv_heads = config.num_key_value_heads
-        self.head_dim = head_size(config)
+        self.head_dim = head_dim(config)
         self.block_size = block_size
         self.null_block = num_blocks
         shape = (config.num_hidden_layers, 2, num_blocks + 1, block_size, self.kv_heads, self.head_dim)
