@@ -32,7 +32,7 @@ WRONG = {
             return sum(prompt + done for done in range(new)), new
         """,
         ),
-        ("one number", "expected tuple or list", "return sum(prompt + done for done in range(new))"),
+        ("one number", "expected list or tuple", "return sum(prompt + done for done in range(new))"),
     ],
     "kv_cache": [
         (

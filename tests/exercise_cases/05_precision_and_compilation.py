@@ -45,7 +45,7 @@ WRONG = {
         ),
         (
             "a running mean in BF16",
-            "the mean loss is",
+            "BF16",
             """
             mean, count = torch.zeros((), dtype=torch.bfloat16), 0
             for chunk in chunks:
@@ -89,7 +89,7 @@ WRONG = {
         ),
         (
             "eps behind the root",
-            "not behind it",
+            "not outside it",
             """
             wide = x.float()
             return (wide / (wide.pow(2).mean(-1, keepdim=True).sqrt() + eps) * weight.float()).to(x.dtype)

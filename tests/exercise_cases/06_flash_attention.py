@@ -89,7 +89,7 @@ WRONG = {
         ),
         (
             "keepdim forgotten",
-            "m has shape",
+            "m: shape",
             """
             m_new = torch.maximum(m[:, 0], scores.amax(-1))
             return m_new, l, acc
@@ -106,7 +106,7 @@ WRONG = {
             return m_new, l, acc * shrink + weights @ values
         """,
         ),
-        ("FP64", "m has dtype torch.float64; expected torch.float32", "return m.double(), l.double(), acc.double()"),
+        ("FP64", "m: dtype torch.float64; expected torch.float32", "return m.double(), l.double(), acc.double()"),
     ],
     "blocked": [
         (
@@ -169,7 +169,7 @@ WRONG = {
     ],
     "finish": [
         ("0 / 0", "0 / 0. It shall be zeros", "return acc / l"),
-        ("an epsilon that shows", "the output is wrong", "return acc / (l + 0.1)"),
+        ("an epsilon that shows", "the output: wrong", "return acc / (l + 0.1)"),
     ],
 }
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from every_millisecond.checks import expect, zoo
 from every_millisecond.checks.call import call, call_raising
-from every_millisecond.checks.draw import Draw
+from every_millisecond.checks.draw import Answers, Draw
 from every_millisecond.checks.exercise import exercise
 from every_millisecond.checks.failure import CheckFailed
 
@@ -21,28 +21,30 @@ Step = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 @exercise(CHAPTER, "what is read twice")
 def check_tokens_read(learners: Callable, draw: Draw) -> None:
     """An answer of several tokens, and of one."""
-    for prompt, new in ((draw.odd(31, 301), draw.odd(5, 61)), (draw.odd(31, 301), 1)):
+    prompt, new = draw.until(lambda: (draw.odd(31, 301), draw.odd(5, 61)), lambda drawn: _read_answers(*drawn).values())
+    for prompt, new in ((prompt, new), (draw.odd(31, 301), 1)):  # noqa: B020  the first as drawn
         result = expect.items(call(learners, prompt, new), 2, "the result", "without a cache, with one")
-        said = f"{prompt} tokens in, {new} out: the tokens read "
-        total = sum(range(prompt, prompt + new))
-        expect.near(
-            expect.whole(result[0], said + "without a cache"), total, said + "without a cache", rel=1e-9,
-            mistakes={
-                "The text grows: each pass reads one token more than the one before.": new * prompt,
-                "The first pass reads the prompt alone, and the last token is read by nobody.": total + new,
-                "The first token costs a pass, too: the prefill.": total - prompt,
-                "That is one pass too many: the last token of the answer is not read again.": total + prompt + new,
-                "That is the last pass alone; all passes were asked for.": prompt + new - 1,
-            },
-        )  # fmt: skip
-        expect.near(
-            expect.whole(result[1], said + "with a cache"), prompt + new - 1, said + "with a cache", rel=1e-9,
-            mistakes={
-                "The last token of the answer is read by nobody: nothing comes after it.": prompt + new,
-                "The prompt must be read, too, once.": new,
-                "The prompt must be read, too, and the last token is not.": new - 1,
-            },
-        )  # fmt: skip
+        for found, (name, (want, mistakes)) in zip(result, _read_answers(prompt, new).items(), strict=True):
+            what = f"{prompt} tokens in, {new} out, the tokens read {name} a cache"
+            expect.near(expect.whole(found, what), want, what, rel=1e-9, mistakes=mistakes)
+
+
+def _read_answers(prompt: int, new: int) -> dict[str, Answers]:
+    total = sum(range(prompt, prompt + new))
+    return {
+        "without": (total, {
+            "The text grows: each pass reads one token more than the one before.": new * prompt,
+            "The first pass reads the prompt alone, and the last token is read by nobody.": total + new,
+            "The first token costs a pass, too: the prefill.": total - prompt,
+            "That is one pass too many: the last token of the answer is not read again.": total + prompt + new,
+            "That is the last pass alone; all passes were asked for.": prompt + new - 1,
+        }),
+        "with": (prompt + new - 1, {
+            "The last token of the answer is read by nobody: nothing comes after it.": prompt + new,
+            "The prompt must be read, too, once.": new,
+            "The prompt must be read, too, and the last token is not.": new - 1,
+        }),
+    }  # fmt: skip
 
 
 @exercise(CHAPTER, "a cache of fixed size")
@@ -101,7 +103,7 @@ def _check_update(cache: object, pieces: list[tuple[Tensor, Tensor]], capacity: 
             found, want, f"the {name}", rel=0, absolute=0,
             mistakes={
                 "Keys and values have changed places.": other,
-                "The new tokens were written over the first ones: they go behind what is there.": overwritten,
+                "The new tokens were written over the first ones: they go after what is there.": overwritten,
             },
         )  # fmt: skip
         expect.that(
@@ -146,45 +148,50 @@ def _config(layers: int, hidden: int, heads: int, kv_heads: int, head_dim: int) 
 @exercise(CHAPTER, "its bytes for a 70B model")
 def check_cache_bytes(cache_bytes: Callable, users_that_fit: Callable, draw: Draw) -> None:
     """A drawn model whose head size is not hidden / heads; the 70B; memory that is short by a byte, or by far."""
-    kv_heads = draw.odd(3, 7)
-    heads, head_dim = kv_heads * draw.odd(3, 5), draw.odd(33, 65)
-    drawn = (draw.odd(11, 31), heads * (head_dim + draw.odd(5, 9)), heads, kv_heads, head_dim)
-    for sizes, tokens, nbytes in ((drawn, draw.odd(101, 301), draw.random.choice((1, 4))), (LLAMA_3_70B, 4096, 2)):
-        layers, hidden, heads, kv_heads, head_dim = sizes
-        want = 2 * layers * kv_heads * head_dim * tokens * nbytes
+    drawn = draw.until(lambda: _model(draw), lambda drawn: [_cache_answers(*drawn)])
+    for sizes, tokens, nbytes in (drawn, (LLAMA_3_70B, 4096, 2)):
+        want, mistakes = _cache_answers(sizes, tokens, nbytes)
         name = "the 70B model's bytes" if sizes is LLAMA_3_70B else "the bytes"
         found = expect.whole(call(cache_bytes, _config(*sizes), tokens, nbytes), name)
-        expect.near(
-            found, want, name, rel=1e-9,
-            mistakes={
-                "A key and a value: the factor 2 is missing.": want // 2,
-                "Query heads are not stored: only the KV heads' keys and values are.": want // kv_heads * heads,
-                "Is it the hidden size? Only the KV heads' keys and values are stored.": 2 * layers * hidden * tokens
-                * nbytes,
-                "The head size stands in the config; it need not be hidden size over heads.": 2 * layers * kv_heads
-                * (hidden // heads) * tokens * nbytes,
-                "Every layer stores its own.": want // layers,
-                "That is one token's.": want // tokens,
-                "That counts numbers, not bytes.": want // nbytes,
-                "Is it in bits? Bytes were asked for.": want * 8,
-            },
-        )  # fmt: skip
-    config, one = _config(*drawn), _one_user(drawn, 51, 2)
+        expect.near(found, want, name, rel=1e-9, mistakes=mistakes)
+    config, one = _config(*drawn[0]), _cache_answers(drawn[0], 51, 2)[0]
     weights = draw.integer(3, 9) * one + one // 3
     for users, spare in ((draw.odd(5, 9), one - 1), (draw.odd(5, 9), 0), (0, one // 2)):
         memory = weights + users * one + spare
         found = expect.whole(call(users_that_fit, memory, weights, config, 51, 2), "the number of users")
         given = f"room for {users} users and {spare} of the next one's {one} bytes: the number of users is {found}. "
         expect.that(found != memory // one, given + "The weights take room, too.")
+        expect.that(spare > 0 or found != users - 1, given + "They fit exactly: that is room enough.")
         expect.that(found != users + 1, given + "Whole users only: round down.")
         expect.that(found == users, given + f"Expected {users}")
     found = expect.whole(call(users_that_fit, weights // 2, weights, config, 51, 2), "the number of users")
     expect.that(found == 0, f"the weights alone do not fit: the number of users is {found}; expected 0")
 
 
-def _one_user(sizes: tuple[int, ...], tokens: int, nbytes: int) -> int:
-    layers, _, _, kv_heads, head_dim = sizes
-    return 2 * layers * kv_heads * head_dim * tokens * nbytes
+def _model(draw: Draw) -> tuple[tuple[int, ...], int, int]:
+    """Layers, hidden size, heads, KV heads and head size; tokens; bytes a number."""
+    kv_heads = draw.odd(3, 7)
+    heads, head_dim = kv_heads * draw.odd(3, 5), draw.odd(33, 65)
+    sizes = draw.odd(11, 31), heads * (head_dim + draw.odd(5, 9)), heads, kv_heads, head_dim
+    return sizes, draw.odd(101, 301), draw.random.choice((1, 4))
+
+
+def _cache_answers(sizes: tuple[int, ...], tokens: int, nbytes: int) -> Answers:
+    layers, hidden, heads, kv_heads, head_dim = sizes
+    want = 2 * layers * kv_heads * head_dim * tokens * nbytes
+    numbers = {"That counts numbers, not bytes.": want // nbytes} if nbytes > 1 else {}
+    return want, {
+        "A key and a value: the factor 2 is missing.": want // 2,
+        "Query heads are not stored: only the KV heads' keys and values are.": want // kv_heads * heads,
+        "Is it the hidden size? Only the KV heads' keys and values are stored.": 2 * layers * hidden * tokens * nbytes,
+        "The head size stands in the config; it need not be hidden size over heads.": 2 * layers * kv_heads
+        * (hidden // heads) * tokens * nbytes,
+        "Every layer stores its own.": want // layers,
+        "That is one token's.": want // tokens,
+        "Is it always BF16? The bytes of a number are given.": want // nbytes * 2,
+        "Is it in bits? Bytes were asked for.": want * 8,
+        **numbers,
+    }  # fmt: skip
 
 
 def rotate(x: Tensor, positions: Tensor) -> Tensor:
@@ -252,7 +259,7 @@ def _plain_keys_step(piece: Tensor, keys: Tensor, values: Tensor) -> tuple[Tenso
 _WRONG_STEPS = {
     "the position is counted after the piece was appended": _step(first=lambda past, new: past + new),
     "the position begins at 0 again in every piece": _step(first=lambda past, new: 0),
-    "the mask is aligned top-left: tokens behind a cache do not see all of it": _step(mask="top-left"),
+    "the mask is aligned top-left: tokens after a cache do not see all of it": _step(mask="top-left"),
     "tokens see later ones of their piece": _step(mask="none"),
     "what was cached is not looked at": _step(forget=True),
 }
@@ -263,6 +270,7 @@ def check_step(test: Callable, mended: Callable, draw: Draw) -> None:
     """Texts in one piece, token by token, and mixed; the learner's step keeps its own cache."""
     zoo.check_test(
         test,
+        draw,
         broken={"the position is counted after the piece was appended": broken_step} | _WRONG_STEPS,
         right={
             "counted before": _step(),
@@ -271,10 +279,15 @@ def check_step(test: Callable, mended: Callable, draw: Draw) -> None:
         },
     )
     dim = 2 * draw.odd(3, 7)
-    for pieces in ([draw.odd(5, 9)], [1] * 5, [draw.odd(5, 9), 1, 1, draw.odd(3, 5)], [1, draw.odd(3, 5), 1]):
-        x = draw.normal(sum(pieces), dim)
-        found = call(read, mended, x, pieces)
-        mistakes = {f"The fault: {fault}.": read(step, x, pieces) for fault, step in _WRONG_STEPS.items()}
-        expect.close(
-            found, read(_step(), x, pieces), f"the output of a text in pieces of {pieces}", rel=1e-3, mistakes=mistakes
-        )
+    mixed = [draw.odd(5, 9), 1, 1, draw.odd(3, 5)]
+    telling = draw.until(lambda: draw.normal(sum(mixed), dim), lambda x: [_step_answers(x, mixed)])
+    for pieces in (mixed, [draw.odd(5, 9)], [1] * 5, [1, draw.odd(3, 5), 1]):
+        x = telling if pieces is mixed else draw.normal(sum(pieces), dim)
+        want, mistakes = _step_answers(x, pieces)
+        what = f"the output of a text in pieces of {pieces}"
+        expect.close(call(read, mended, x, pieces), want, what, rel=1e-3, mistakes=mistakes)
+
+
+def _step_answers(x: Tensor, pieces: list[int]) -> Answers:
+    wrong = {f"The fault: {fault}.": read(step, x, pieces) for fault, step in _WRONG_STEPS.items()}
+    return read(_step(), x, pieces), wrong

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from every_millisecond.checks import expect
 from every_millisecond.checks.call import call
-from every_millisecond.checks.draw import Draw
+from every_millisecond.checks.draw import Answers, Draw
 from every_millisecond.checks.exercise import exercise
 from every_millisecond.checks.failure import CheckFailed
 
@@ -45,14 +45,15 @@ def _blocks(draw: Draw, rows: int, head_dim: int) -> list[tuple[Tensor, Tensor]]
 def check_update(learners: Callable, draw: Draw) -> None:
     """Three blocks, each from the true state before it; then scores that overflow unless the maximum is subtracted."""
     rows, head_dim = draw.odd(5, 9), draw.odd(11, 17)
-    blocks = _blocks(draw, rows, head_dim)
+    blocks = draw.until(lambda: _blocks(draw, rows, head_dim), _second_answers)
     state = _empty(rows, head_dim)
-    for number in range(len(blocks)):
-        scores, values = blocks[number]
-        seen = torch.cat([s for s, _ in blocks[: number + 1]], -1), torch.cat([v for _, v in blocks[: number + 1]])
-        want = _state(*seen)
+    for number, (scores, values) in enumerate(blocks):
+        want = _seen(blocks[: number + 1])
         found = _three(call(learners, *state, scores, values), rows, head_dim, first=number == 0)
-        _compare(found, want, state, scores, values)
+        for name, value, (right, mistakes) in zip(
+            "mla", found, _update_answers(want, state, scores, values), strict=True
+        ):
+            expect.close(value, right, "acc" if name == "a" else name, mistakes=mistakes)
         state = want
     large = 100 * draw.normal(rows, 5) + 900
     found = _three(call(learners, *_empty(rows, head_dim), large, blocks[0][1][:1].repeat(5, 1)), rows, head_dim, True)
@@ -73,38 +74,40 @@ def _three(result: object, rows: int, head_dim: int, first: bool) -> State:
     return tuple(result)
 
 
-def _compare(found: State, want: State, before: State, scores: Tensor, values: Tensor) -> None:
-    (m0, l0, acc0), (m, _l, _acc) = before, want
+def _seen(blocks: list[tuple[Tensor, Tensor]]) -> State:
+    return _state(torch.cat([scores for scores, _ in blocks], -1), torch.cat([values for _, values in blocks]))
+
+
+def _second_answers(blocks: list[tuple[Tensor, Tensor]]) -> list[Answers]:
+    """Of the second block: for the first, which has no past, some rules agree."""
+    return _update_answers(_seen(blocks[:2]), _seen(blocks[:1]), *blocks[1])
+
+
+def _update_answers(want: State, before: State, scores: Tensor, values: Tensor) -> list[Answers]:
+    """For m, l and acc."""
+    (m0, l0, acc0), (m, _l, acc) = before, want
     block_m = scores.amax(-1, keepdim=True)
-    weights = (scores - m).exp()
-    shrink = (m0 - m).exp()
-    expect.close(
-        found[0], m, "m",
-        mistakes={
+    weights, shrink = (scores - m).exp(), (m0 - m).exp()
+    return [
+        (m, {
             "It is the maximum of this block alone; a row may have seen a larger score before.": block_m,
             "It is one maximum for all rows; every row keeps its own.": m.max().expand_as(m),
-        },
-    )  # fmt: skip
-    expect.close(
-        found[1], _l, "l",
-        mistakes={
+        }),
+        (_l, {
             "The old sum was measured from the old maximum: multiply it by exp(m - m_new).": l0
             + weights.sum(-1, keepdim=True),
             "Is m_new subtracted from the scores before exp?": l0 + scores.exp().sum(-1, keepdim=True),
             "Is the old sum left out?": weights.sum(-1, keepdim=True),
             "The new weights must be measured from the new maximum, not from the old one or the block's.": l0 * shrink
             + (scores - block_m).exp().sum(-1, keepdim=True),
-        },
-    )  # fmt: skip
-    expect.close(
-        found[2], _acc, "acc",
-        mistakes={
+        }),
+        (acc, {
             "The old acc was measured from the old maximum, as l was: multiply it by exp(m - m_new).": acc0
             + weights @ values,
             "Is the old acc left out?": weights @ values,
-            "It is divided by l already. Keep the plain sum, and divide once at the end.": _acc / _l,
-        },
-    )  # fmt: skip
+            "It is divided by l already. Keep the plain sum, and divide once at the end.": acc / _l,
+        }),
+    ]  # fmt: skip
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, scale: float) -> Tensor:
@@ -114,25 +117,34 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, scale: float) -
 
 @exercise(CHAPTER, "the blocked loop with a causal mask")
 def check_blocked(learners: Callable, draw: Draw) -> None:
-    """More keys than queries, a last block that is not full, and a look at the largest tensor that was made."""
+    """More keys than queries, a last block that is not full; what each product took of the keys, what was made."""
     for _ in range(2):
         head_dim, block = draw.odd(5, 9), draw.odd(5, 9)
         keys = block * draw.integer(4, 6) + draw.integer(1, block - 1)
         queries = keys - draw.integer(3, 12)
-        q, k, v = draw.normal(queries, head_dim), draw.normal(keys, head_dim), draw.normal(keys, head_dim)
-        largest = _LargestTensor()
+        q, k, v = draw.until(
+            lambda: (draw.normal(queries, head_dim), draw.normal(keys, head_dim), draw.normal(keys, head_dim)),  # noqa: B023
+            lambda drawn: [_attention_answers(*drawn, block)],  # noqa: B023
+        )
+        watch = _Watch(k)
 
         @functools.wraps(learners)
-        def watched(*args, largest=largest):
-            with largest:
+        def watched(*args, watch=watch):
+            with watch:
                 return learners(*args)
 
         found = call(watched, q, k, v, block)
-        _compare_attention(found, q, k, v, block)
+        want, mistakes = _attention_answers(q, k, v, block)
+        expect.close(found, want, "the result", mistakes=mistakes)
         expect.that(
-            largest.size < queries * keys,
-            f"a tensor of {largest.size} values was made: for {queries} queries and {keys} keys that is the whole "
+            watch.largest < queries * keys,
+            f"a tensor of {watch.largest} values was made: for {queries} queries and {keys} keys that is the whole "
             "matrix of scores (or of the mask). Make one block of it at a time",
+        )
+        expect.that(
+            watch.keys_at_once in (0, block),  # 0: no product was made with torch
+            f"a product took {watch.keys_at_once} of {keys} keys at once; expected blocks of {block}, one after the "
+            "other, and the running softmax over them",
         )
     q = 100 * q  # scores of some hundreds, whose exp is infinite
     found = expect.tensor(call(learners, q, k, v, block), "the result", shape=q.shape, finite=False)
@@ -140,46 +152,65 @@ def check_blocked(learners: Callable, draw: Draw) -> None:
         bool(found.isfinite().all()),
         "the result holds NaN or infinities for scores of some hundreds: is a row's maximum subtracted before exp?",
     )
-    causal = torch.arange(keys)[None] <= torch.arange(queries)[:, None] + keys - queries
-    want = _attention(q, k, v, causal, 1 / math.sqrt(head_dim))
+    want, _ = _attention_answers(q, k, v, block)
     expect.close(found, want, "the result for scores of some hundreds", rel=1e-2, absolute=1e-2)
 
 
-def _compare_attention(found: object, q: Tensor, k: Tensor, v: Tensor, block: int) -> None:
+def _attention_answers(q: Tensor, k: Tensor, v: Tensor, block: int) -> Answers:
     (queries, head_dim), keys = q.shape, k.shape[0]
     i, j = torch.arange(queries)[:, None], torch.arange(keys)[None]
     offset, scale = keys - queries, 1 / math.sqrt(head_dim)
     causal = j <= i + offset
-    full = keys // block * block
     scores = (q @ k.T * scale).masked_fill(~causal, -torch.inf)
-    expect.close(
-        found, _attention(q, k, v, causal, scale), "the result",
-        mistakes={
-            "Queries see later keys: is the causal mask missing?": _attention(q, k, v, causal | True, scale),
-            "The mask is aligned top-left: the last query, not the first, belongs to the last key.": _attention(
-                q, k, v, j <= i, scale
-            ),
-            "Off by one: a query also sees its own key.": _attention(q, k, v, j < i + offset, scale),
-            "Is the factor 1 / sqrt(head_dim) missing?": _attention(q, k, v, causal, 1.0),
-            "Is it 1 / head_dim instead of 1 / sqrt(head_dim)?": _attention(q, k, v, causal, 1 / head_dim),
-            "The last block, which is not full, was left out.": _attention(q, k, v, causal & (j < full), scale),
-            "Is the division by l missing at the end?": (scores - scores.amax(-1, keepdim=True)).exp() @ v,
-        },
-    )  # fmt: skip
+    return _attention(q, k, v, causal, scale), {
+        "Queries see later keys: is the causal mask missing?": _attention(q, k, v, causal | True, scale),
+        "The mask is aligned top-left: the last query, not the first, belongs to the last key.": _attention(
+            q, k, v, j <= i, scale
+        ),
+        "Off by one: a query also sees its own key.": _attention(q, k, v, j < i + offset, scale),
+        "Is the factor 1 / sqrt(head_dim) missing?": _attention(q, k, v, causal, 1.0),
+        "Is it 1 / head_dim instead of 1 / sqrt(head_dim)?": _attention(q, k, v, causal, 1 / head_dim),
+        "The last block, which is not full, was left out.": _attention(
+            q, k, v, causal & (j < keys // block * block), scale
+        ),
+        "Is the division by l missing at the end?": (scores - scores.amax(-1, keepdim=True)).exp() @ v,
+    }
 
 
-class _LargestTensor(TorchFunctionMode):
-    """While active, `size` is the number of values of the largest tensor that an operation returned."""
+_PRODUCTS = ("matmul", "mm", "bmm", "mv", "dot", "einsum", "tensordot", "linear", "mul", "multiply", "baddbmm", "addmm")
 
-    def __init__(self) -> None:
+
+class _Watch(TorchFunctionMode):
+    """While active, sees the largest tensor that is made and how many keys a product with another tensor takes at once.
+
+    What is made of the keys alone (a slice, a copy, a scaled or transposed one) counts as keys, too.
+    """
+
+    def __init__(self, keys: Tensor) -> None:
         super().__init__()
-        self.size = 0
+        self.largest = self.keys_at_once = 0
+        self._head_dim = keys.shape[1]
+        self._keys = {keys.untyped_storage().data_ptr(): keys}  # held, so that no address comes twice
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        if isinstance(result, Tensor):
-            self.size = max(self.size, result.numel())
+        given = [x for x in _flat([*args, *(kwargs or {}).values()]) if isinstance(x, Tensor) and x.dim()]
+        made = [x for x in _flat([result]) if isinstance(x, Tensor)]
+        self.largest = max([self.largest, *(x.numel() for x in made)])
+        mine = [x for x in given if x.untyped_storage().data_ptr() in self._keys]
+        if mine and len(mine) == len(given):
+            self._keys |= {x.untyped_storage().data_ptr(): x for x in made}
+        elif mine and getattr(func, "__name__", "").strip("_").removeprefix("r") in _PRODUCTS:
+            self.keys_at_once = max(self.keys_at_once, *(x.numel() // self._head_dim for x in mine))
         return result
+
+
+def _flat(values: list | tuple) -> Iterator[object]:
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from _flat(value)
+        else:
+            yield value
 
 
 @exercise(CHAPTER, "the row that sees nothing")
@@ -218,8 +249,8 @@ def _run_masked(update: Callable, finish: Callable, blocks: list[tuple[Tensor, T
                         else "A row that has seen nothing has m = -inf, and -inf - -inf is NaN"
                     )
                 )
-        seen = [torch.cat(parts, dim) for parts, dim in zip(_columns(blocks, masks, number), (-1, 0, -1), strict=True)]
-        want = _state(*seen)
+        scores_so_far, values_so_far = zip(*blocks[: number + 1], strict=True)
+        want = _state(torch.cat(scores_so_far, -1), torch.cat(values_so_far), torch.cat(masks[: number + 1], -1))
         dead = want[1][:, 0] == 0
         expect.that(
             not found[1][dead].any(),
@@ -240,9 +271,3 @@ def _run_masked(update: Callable, finish: Callable, blocks: list[tuple[Tensor, T
     out = expect.tensor(call(finish, state[1], state[2]), "the output", shape=(rows, head_dim), finite=False)
     expect.that(not out.isnan().any(), "the output holds NaN for the row that saw nothing: 0 / 0. It shall be zeros")
     expect.close(out, (state[2] / state[1]).nan_to_num(0), "the output")
-
-
-def _columns(blocks: list[tuple[Tensor, Tensor]], masks: list[Tensor], number: int) -> tuple[list[Tensor], ...]:
-    """Scores, values and masks of the blocks up to `number`."""
-    upto = slice(number + 1)
-    return [scores for scores, _ in blocks[upto]], [values for _, values in blocks[upto]], masks[upto]

@@ -8,12 +8,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from every_millisecond.checks import broken_chapters as broken
-from every_millisecond.checks import expect, zoo
+from every_millisecond.checks import expect, programs, zoo
 from every_millisecond.checks.call import call, call_raising
-from every_millisecond.checks.draw import Draw
+from every_millisecond.checks.draw import Answers, Draw
 from every_millisecond.checks.exercise import exercise
-from every_millisecond.checks.toy_cache import Values
+from every_millisecond.checks.toys import Values
 
 CHAPTER = "07_int8_kv_cache"
 
@@ -21,10 +20,7 @@ CHAPTER = "07_int8_kv_cache"
 @exercise(CHAPTER, "scales per token and per channel")
 def check_quantise(learners: Callable, draw: Draw) -> None:
     """Both dimensions, with one towering channel, and a token and a channel of zeros."""
-    tokens, channels = draw.odd(9, 15), draw.odd(17, 23)
-    x = draw.normal(tokens, channels)
-    x[:, draw.integer(1, 5)] *= 100
-    x[draw.integer(1, 5)], x[:, channels - 2] = 0, 0
+    x = draw.until(lambda: _towering(draw), lambda x: (_scale_answers(x, dim) for dim in (0, 1)))
     for dim in (1, 0):
         codes, scales = expect.items(call(learners, x, dim), 2, "the result", "codes, scales")
         _check_scales(scales, x, dim)
@@ -38,6 +34,14 @@ def check_quantise(learners: Callable, draw: Draw) -> None:
                 "The codes are rounded down, not to the nearest.": (x / scales).floor() * scales,
             },
         )  # fmt: skip
+
+
+def _towering(draw: Draw) -> Tensor:
+    tokens, channels = draw.odd(9, 15), draw.odd(17, 23)
+    x = draw.normal(tokens, channels)
+    x[:, draw.integer(1, 5)] *= 100
+    x[draw.integer(1, 5)], x[:, channels - 2] = 0, 0
+    return x
 
 
 def _check_scales(scales: object, x: Tensor, dim: int) -> None:
@@ -54,22 +58,25 @@ def _check_scales(scales: object, x: Tensor, dim: int) -> None:
         bool((scales[dead] > 0).all() and scales[dead].isfinite().all()),
         f"with dim={dim} a line of zeros has a scale of {scales[dead][0]:g}, and 0 / 0 is NaN: give it one above 0",
     )
-    expect.close(
-        scales[~dead], largest[~dead] / 127, f"with dim={dim}, the scales",
-        mistakes={
-            "The largest magnitude gets the code 127, not 128, which is no INT8.": largest[~dead] / 128,
-            "Magnitude: a line's largest number may be negative (abs before the maximum).": x.amax(dim, keepdim=True)[
-                ~dead
-            ] / 127,
-            "They are upside down: a scale is what one step of the code is worth.": 127 / largest[~dead],
-            "Symmetric codes: zero stays code 0, and the scale is the largest magnitude / 127, not the span / 255.": (
-                x.amax(dim, keepdim=True) - x.amin(dim, keepdim=True)
-            )[~dead] / 255,
-            "A scale from the standard deviation clips outliers; take the largest magnitude.": (
-                3 * x.std(dim, keepdim=True)
-            )[~dead] / 127,
-        },
-    )  # fmt: skip
+    want, mistakes = _scale_answers(x, dim)
+    expect.close(scales[~dead], want, f"with dim={dim}, the scales", mistakes=mistakes)
+
+
+def _scale_answers(x: Tensor, dim: int) -> Answers:
+    """Of the lines that are not zeros."""
+    largest, highest, lowest = (f(dim, keepdim=True) for f in (x.abs().amax, x.amax, x.amin))
+    live = largest > 0
+    return largest[live] / 127, {
+        "The largest magnitude gets the code 127, not 128, which is no INT8.": largest[live] / 128,
+        "Magnitude: a line's largest number may be negative (abs before the maximum).": highest[live] / 127,
+        "It is upside down: a scale is what one step of the code is worth.": 127 / largest[live],
+        "Symmetric codes: zero stays code 0, and the scale is the largest magnitude / 127, not the span / 255.": (
+            highest - lowest
+        )[live] / 255,
+        "A scale from the standard deviation clips outliers; take the largest magnitude.": (
+            3 * x.std(dim, keepdim=True)
+        )[live] / 127,
+    }  # fmt: skip
 
 
 def _bytes(tokens: int, window: int, channels: int, group: int) -> dict[str, int]:
@@ -86,15 +93,19 @@ def _bytes(tokens: int, window: int, channels: int, group: int) -> dict[str, int
 
 @exercise(CHAPTER, "the residual window under a byte budget")
 def check_window(cache_bytes: Callable, largest_window: Callable, draw: Draw) -> None:
-    """Bytes with an open group, without, and with a window beyond the text; budgets that bisection gets wrong."""
-    channels, group = draw.odd(21, 75), draw.odd(11, 21)
-    full = group * draw.integer(5, 9)
+    """Bytes with an open group, without, and with a window beyond the text; budgets that halving gets wrong."""
+    channels, group, full = draw.until(lambda: _head(draw), lambda drawn: [_byte_answers(drawn[2] + 8, 5, *drawn[:2])])
     for tokens, window in ((full + 8, 5), (full + 6, 6), (full, 0), (full, full + 9)):
-        _check_bytes(call(cache_bytes, tokens, window, channels, group), tokens, window, channels, group)
+        want, mistakes = _byte_answers(tokens, window, channels, group)
+        what = f"cache_bytes({tokens}, {window}, {channels}, {group})"
+        expect.near(
+            call(cache_bytes, tokens, window, channels, group), want, what, rel=0, absolute=0.01, mistakes=mistakes
+        )
     for extra in (draw.integer(1, channels), 2 * channels - 1, 0):
-        tokens = group * draw.integer(17, 23) + draw.integer(1, group - 1)
-        target = tokens - group * draw.integer(5, 11)
-        budget = sum(_bytes(tokens, target, channels, group).values()) + extra
+        budget, tokens = draw.until(
+            lambda extra=extra: _budget(draw, channels, group, extra),
+            lambda drawn: _search_answers(*drawn, channels, group),
+        )
         _check_window(call(largest_window, budget, tokens, channels, group), budget, tokens, channels, group)
     everything = call(largest_window, 4 * channels * tokens, tokens, channels, group)
     expect.that(everything == tokens, f"all {tokens} tokens fit exactly, but the window is {everything!r}")
@@ -105,27 +116,46 @@ def check_window(cache_bytes: Callable, largest_window: Callable, draw: Draw) ->
     expect.that(nothing is None, f"the window is {nothing!r} where not even the codes fit; expected None")
 
 
-def _check_bytes(found: object, tokens: int, window: int, channels: int, group: int) -> None:
+def _head(draw: Draw) -> tuple[int, int, int]:
+    """Channels, a group, and tokens that fill whole groups."""
+    channels, group = draw.odd(21, 75), draw.odd(11, 21)
+    return channels, group, group * draw.integer(5, 9)
+
+
+def _budget(draw: Draw, channels: int, group: int, extra: int) -> tuple[int, int]:
+    """Bytes that hold some window to the end of a group, and `extra`; tokens."""
+    tokens = group * draw.integer(17, 23) + draw.integer(1, group - 1)
+    target = tokens - group * draw.integer(5, 11)
+    return sum(_bytes(tokens, target, channels, group).values()) + extra, tokens
+
+
+def _search_answers(budget: int, tokens: int, channels: int, group: int) -> list[Answers]:
+    fits = [sum(_bytes(tokens, window, channels, group).values()) <= budget for window in range(tokens + 1)]
+    right = max(window for window in range(tokens + 1) if fits[window])
+    low, high = 0, tokens
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits[middle] else (low, middle - 1)
+    return [(right, {"upwards, to the first that does not fit": fits.index(False) - 1}), (right, {"by halving": low})]
+
+
+def _byte_answers(tokens: int, window: int, channels: int, group: int) -> Answers:
     parts = _bytes(tokens, window, channels, group)
     want, old = sum(parts.values()), max(tokens - window, 0)
-    expect.near(
-        found, want, f"cache_bytes({tokens}, {window}, {channels}, {group})", rel=0, absolute=0.01,
-        mistakes={
-            "The values' scales are not counted.": want - parts["value scales"],
-            "The keys' scales are not counted.": want - parts["key scales"],
-            "No scale is counted.": want - parts["value scales"] - parts["key scales"],
-            "A group that has begun has its scales already: round the number of groups up.": want
-            - 2 * channels * (old % group > 0),
-            "The keys of the open group are kept exactly as well.": want - parts["open keys"],
-            "Neither the open group's scales nor its exact keys are counted.": want
-            - parts["open keys"] - 2 * channels * (old % group > 0),
-            "Keys and values: some parts are counted for one of them only.": want
-            - (parts["exact"] + parts["codes"]) // 2,
-            "An exact number takes 2 bytes.": want - parts["exact"] // 2,
-            "Tokens in the window have no codes.": sum(_bytes(tokens, 0, channels, group).values()) + parts["exact"],
-            "The window cannot hold more tokens than there are.": want + 4 * channels * max(window - tokens, 0),
-        },
-    )  # fmt: skip
+    begun = 2 * channels * (old % group > 0)
+    beyond = {"The window cannot hold more tokens than there are.": want + 4 * channels * (window - tokens)}
+    return want, {
+        "The values' scales are not counted.": want - parts["value scales"],
+        "The keys' scales are not counted.": want - parts["key scales"],
+        "No scale is counted.": want - parts["value scales"] - parts["key scales"],
+        "A group that has begun has its scales already: round the number of groups up.": want - begun,
+        "The keys of the open group are kept exactly as well.": want - parts["open keys"],
+        "Neither the open group's scales nor its exact keys are counted.": want - parts["open keys"] - begun,
+        "Keys and values: some parts are counted for one of them only.": want - (parts["exact"] + parts["codes"]) // 2,
+        "An exact number takes 2 bytes.": want - parts["exact"] // 2,
+        "Tokens in the window have no codes.": sum(_bytes(tokens, 0, channels, group).values()) + parts["exact"],
+        **(beyond if window > tokens else {}),
+    }
 
 
 def _check_window(found: object, budget: int, tokens: int, channels: int, group: int) -> None:
@@ -275,8 +305,9 @@ def check_through_int8(test: Callable, mended: Callable, draw: Draw) -> None:
     """Chunks that grow, a small token beside a large one, a token of zeros."""
     zoo.check_test(
         test,
+        draw,
         broken={
-            "a later token larger than the first chunk is clipped": broken.through_int8,
+            "a later token larger than the first chunk is clipped": programs.through_int8,
             "the tokens of a chunk share a step, and the small ones vanish beside a large one": _per_chunk,
         },
         right={"all tokens at once": _per_token, "token by token": _one_by_one},

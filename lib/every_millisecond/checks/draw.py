@@ -33,8 +33,9 @@ class Draw:
         self.generator = torch.Generator().manual_seed(seed)
 
     def until(
-        self, make: Callable[[], T], answers: Callable[[T], Iterable[Answers]], *, rel: float = 1e-3, tries: int = 1000
-    ) -> T:
+        self, make: Callable[[], T], answers: Callable[[T], Iterable[Answers]], *, rel: float = 1e-3,
+        fit: Callable[[T], bool] = lambda case: True, tries: int = 1000,
+    ) -> T:  # fmt: skip
         """The first case on which the right answer and all wrong ones differ, each from each.
 
         So no wrong answer passes by chance, and none is taken for another. What a learner is judged by is this case;
@@ -42,17 +43,17 @@ class Draw:
 
         Args:
             make: draws a case. answers: what the rules give for it, one pair or several that are told apart each.
-            rel: how far two answers must be apart, as a share of the larger.
+            rel: how far two answers must be apart, as a share of the larger. fit: what else a case must be.
 
         Raises:
             NoSuchDraw: no draw tells two answers apart; the message names them.
         """
         for _ in range(tries):
             case = make()
-            alike = next((names for pair in answers(case) for names in _alike(*pair, rel)), None)
-            if alike is None:
+            alike = next((names for pair in answers(case) for names in _alike(*pair, rel)), ())
+            if not alike and fit(case):
                 return case
-        raise NoSuchDraw(f"{tries} draws, and on each two answers are the same, the last time: {' | '.join(alike)}")
+        raise NoSuchDraw(f"{tries} draws, and none is fit or tells all answers apart, the last: {' | '.join(alike)}")
 
     def integer(self, low: int, high: int) -> int:
         """low <= result <= high."""
