@@ -11,16 +11,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from every_millisecond.laboratory import batching_bench as bench
 from every_millisecond.laboratory.static_batching import generate_static, left_pad
-from every_millisecond.laboratory.workload import Ask, mixed_asks, poisson_arrivals, serve
+from every_millisecond.laboratory.workload import Ask, Deadline, mixed_asks, poisson_arrivals, report, serve
 from llm_latency.batching import (
     BatchingEngine,
-    Deadline,
     EngineOptions,
     RequestRefused,
     Sampling,
     SchedulerOptions,
     State,
-    report,
 )
 from llm_latency.generation import TransformersStepper, generate
 

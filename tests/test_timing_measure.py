@@ -11,8 +11,7 @@ import torch
 
 from every_millisecond.laboratory.self_check import SelfCheck, self_check
 from every_millisecond.laboratory.simulated_stream import SimulatedStream
-from llm_latency.timing import Comparison, Measurement, Ratio, compare, measure, profile_operators
-from llm_latency.timing import cold_cache as cold_cache_module
+from llm_latency.timing import Comparison, Measurement, Ratio, compare, measure
 
 measure_module = importlib.import_module("llm_latency.timing.measure")  # the package's attribute is the function
 
@@ -108,13 +107,13 @@ def test_cold_cache_is_flushed_before_each_sample_and_outside_the_clock(monkeypa
 
 def test_flusher_passes_over_twice_the_cache_and_says_when_it_cannot(monkeypatch):
     """Guards against a buffer that fits into the cache, and against a partial flush that is kept quiet."""
-    monkeypatch.setattr(cold_cache_module, "last_level_cache_bytes", lambda: 1 << 20)
-    flusher = cold_cache_module.CacheFlusher(torch.device("cpu"))
+    monkeypatch.setattr(measure_module, "last_level_cache_bytes", lambda: 1 << 20)
+    flusher = measure_module.CacheFlusher(torch.device("cpu"))
     assert flusher.nbytes == 2 << 20 and not flusher.partial
     flusher.flush()
     assert int(flusher._buffer.sum()) == flusher._buffer.numel()  # every element was touched
-    monkeypatch.setattr(cold_cache_module, "_LARGEST_BUFFER", 1 << 20)
-    assert cold_cache_module.CacheFlusher(torch.device("cpu")).partial
+    monkeypatch.setattr(measure_module, "_LARGEST_BUFFER", 1 << 20)
+    assert measure_module.CacheFlusher(torch.device("cpu")).partial
     partly = Measurement((1.0,), (1.0,), 1.0, "cpu", cold_cache=True, flushed_bytes=1 << 20, flush_is_partial=True)
     assert "partly warm" in partly.report()
 
@@ -205,21 +204,6 @@ def test_self_check_runs_and_judges_by_the_limits():
     bad = SelfCheck(stage_cost_us=5.1, measure_ms=1.0, torch_timer_ms=0.9, ratio=1.11, device="cpu")
     assert not bad.stage_is_cheap and not bad.agrees
     assert "too much" in bad.report() and "too far apart" in bad.report()
-
-
-def test_profiler_counts_calls_and_leaves_stderr_alone(capfd):
-    """Guards against a table that mixes up counts, and against the profiler's chatter in every notebook."""
-    a = torch.randn(33, 33)
-    found = profile_operators(lambda: [a @ a for _ in range(7)], device="cpu")
-    calls = {operator.name: operator.calls for operator in found}
-    assert calls["aten::mm"] == 7
-    assert [operator.own_ms for operator in found] == sorted((operator.own_ms for operator in found), reverse=True)
-    assert capfd.readouterr().err == ""
-    with pytest.raises(ZeroDivisionError):
-        profile_operators(lambda: 1 / 0, device="cpu")
-    with pytest.raises(TypeError, match="fn is 3"):
-        profile_operators(3)
-    assert profile_operators(lambda: None, device="cpu") == []  # the failed run left no profiler behind
 
 
 @pytest.mark.cuda

@@ -8,7 +8,7 @@ import torch
 from matplotlib import pyplot as plt
 
 from every_millisecond.notebook import trace
-from every_millisecond.notebook.trace import Span, Trace
+from every_millisecond.notebook.trace import Span, Trace, profile_operators
 
 matplotlib.use("Agg")
 COLOURS = {"matrix product": "#000000", "attention": "#111111", "everything else": "#222222"}
@@ -85,3 +85,18 @@ def test_drawing_stops_at_the_window():
     assert ax.get_xlim() == (0, 50)
     assert [round(patch.get_width()) for patch in ax.patches] == [50, 10, 20]
     plt.close("all")
+
+
+def test_profiler_counts_calls_and_leaves_stderr_alone(capfd):
+    """Guards against a table that mixes up counts, and against the profiler's chatter in every notebook."""
+    a = torch.randn(33, 33)
+    found = profile_operators(lambda: [a @ a for _ in range(7)], device="cpu")
+    calls = {operator.name: operator.calls for operator in found}
+    assert calls["aten::mm"] == 7
+    assert [operator.own_ms for operator in found] == sorted((operator.own_ms for operator in found), reverse=True)
+    assert capfd.readouterr().err == ""
+    with pytest.raises(ZeroDivisionError):
+        profile_operators(lambda: 1 / 0, device="cpu")
+    with pytest.raises(TypeError, match="fn is 3"):
+        profile_operators(3)
+    assert profile_operators(lambda: None, device="cpu") == []  # the failed run left no profiler behind

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rich.markup import escape
+from rich.table import Table
+
 from every_millisecond.ladder.rungs import BASELINE, rung
 from llm_latency import files, models
-from llm_latency.quality import RegressionReport, Thresholds, regression_test, standard_cases
+from llm_latency.quality import CaseResult, RegressionReport, Thresholds, regression_test, standard_cases
+from llm_latency.quality.regression_report import OPTIMISED, ORIGINAL
+
+HEADERS = ("case", "tokens", "perplexity", "mean KL", "same first", "same text", "ms", "speed-up", "verdict")
 
 
 def gate(
@@ -46,3 +52,39 @@ def gate(
     if junit is not None:
         files.write_atomically(junit, report.junit())
     return report
+
+
+def table(report: RegressionReport) -> Table:
+    """The cases as a rich table, the verdict as its caption."""
+    before, after = report.perplexities
+    caption = (
+        f"{'PASSED' if report.passed else 'FAILED'}: perplexity {before:.3f} to {after:.3f}, "
+        f"mean KL {report.mean_kl:.1e} nats, same first choice {report.agreement:.1%}"
+    )
+    if report.sampling_p is not None:
+        caption += f", sampling p {report.sampling_p:.2g}"
+    shown = Table(title="Regression test", caption=caption, title_justify="left", caption_justify="left")
+    for header in HEADERS:
+        shown.add_column(header, justify="left" if header == "case" else "right")
+    for case in report.cases:
+        wrong = [what for where, what in report.failures if where == case.name]
+        cells = [""] * 6 if case.error else _cells(case)
+        shown.add_row(escape(case.name), str(case.tokens), *cells, escape("; ".join(wrong)) or "passed")
+    return shown
+
+
+def _cells(case: CaseResult) -> list[str]:
+    both = case.perplexities
+    time, ratio = "-", "-"
+    if case.times is not None:
+        ms = case.times.median_ms
+        time = f"{ms[ORIGINAL]:.0f} to {ms[OPTIMISED]:.0f}"
+        ratio = str(case.times.speedup(OPTIMISED, ORIGINAL))
+    return [
+        "-" if both is None else f"{both[0]:.2f} to {both[1]:.2f}",
+        f"{case.kl / case.positions:.1e}",
+        f"{case.same_first} of {case.positions}",
+        f"{case.same_text} of {case.new_tokens}" + (", a near tie" if case.near_tie else ""),
+        time,
+        ratio,
+    ]

@@ -1,4 +1,4 @@
-"""A trace: when each kernel of a piece of work ran, and the gaps between them, in which nobody computed.
+"""Which operators took the time; and a trace: when each kernel ran, and the gaps in which nobody computed.
 
 A gap on a GPU is time in which the next kernel had not been launched yet; on a CPU, where one thread both launches and
 computes, it is the launching itself: Python, the framework's checks, the allocation of results.
@@ -6,7 +6,9 @@ computes, it is the launching itself: Python, the framework's checks, the alloca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -14,8 +16,7 @@ from matplotlib.axes import Axes
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from llm_latency.arguments import check_device
-from llm_latency.timing.profile import silent_stderr
+from llm_latency.arguments import check_callable, check_device
 
 # Operators that only describe memory anew or reserve it: nothing is computed in them.
 _BOOKKEEPING = frozenset(
@@ -79,16 +80,7 @@ def record_trace(fn: Callable[[], object], *, device: str | torch.device | None 
     """
     device = check_device(device)
     on_gpu = device.type == "cuda"
-    profiler = profile(activities=[ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_gpu else []))
-    with silent_stderr():
-        profiler.start()
-    try:
-        fn()
-        if on_gpu:
-            torch.cuda.synchronize(device)
-    finally:
-        with silent_stderr():
-            profiler.stop()
+    profiler = _record(fn, device)
     found = [
         Span(event.name, event.time_range.start, event.time_range.end)
         for event in profiler.events()
@@ -158,3 +150,59 @@ def draw_traces(ax: Axes, traces: Mapping[str, Trace], colours: Mapping[str, str
     ax.set_yticks([])
     ax.set_xlabel("time (us)")
     ax.grid(axis="y", visible=False)
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorTime:
+    """One operator: its name, how many times it was called, and its own milliseconds, without what it called."""
+
+    name: str
+    calls: int
+    own_ms: float
+
+
+def profile_operators(fn: Callable[[], object], *, device: str | torch.device | None = None) -> list[OperatorTime]:
+    """Run `fn` once under PyTorch's profiler and return its operators, the longest first.
+
+    To find, not to quote: recording costs time too. On a GPU the times are the kernels' on the device; on a CPU they
+    are the operators' own, in this thread only.
+
+    Raises:
+        TypeError: fn is not callable. ValueError: an unknown device.
+    """
+    check_callable("fn", fn)
+    device = check_device(device)
+    field = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
+    rows = _record(fn, device).key_averages()
+    found = [OperatorTime(row.key, row.count, getattr(row, field) / 1000) for row in rows]
+    return sorted(found, key=lambda operator: -operator.own_ms)
+
+
+def _record(fn: Callable[[], object], device: torch.device) -> profile:
+    """Run `fn` under PyTorch's profiler until the device has done its work."""
+    on_gpu = device.type == "cuda"
+    profiler = profile(activities=[ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_gpu else []))
+    with _silent_stderr():
+        profiler.start()
+    try:
+        fn()
+        if on_gpu:
+            torch.cuda.synchronize(device)
+    finally:
+        with _silent_stderr():
+            profiler.stop()
+    return profiler
+
+
+@contextmanager
+def _silent_stderr() -> Iterator[None]:
+    """Kineto, the profiler's core, writes a line with time and process id at start and stop, and no setting helps."""
+    kept = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)

@@ -1,15 +1,12 @@
 """Many requests at once: continuous batching over a paged cache, static batching beside it, and their latencies."""
 
 from llm_latency.batching.engine import BatchingEngine, EngineOptions, NewToken
-from llm_latency.batching.metrics import Deadline, LoadReport, report
 from llm_latency.batching.request import Request, RequestRefused, Sampling, State
 from llm_latency.batching.scheduler import Scheduler, SchedulerOptions
 
 __all__ = [
     "BatchingEngine",
-    "Deadline",
     "EngineOptions",
-    "LoadReport",
     "NewToken",
     "Request",
     "RequestRefused",
@@ -17,5 +14,4 @@ __all__ = [
     "Scheduler",
     "SchedulerOptions",
     "State",
-    "report",
 ]

@@ -1,7 +1,6 @@
 """Where the milliseconds of requests and of forward passes go."""
 
-from llm_latency.benchmark.benchmark_result import BenchmarkResult, Spread
-from llm_latency.benchmark.inference_benchmark import InferenceBenchmark
+from llm_latency.benchmark.inference_benchmark import BenchmarkResult, InferenceBenchmark, Spread
 from llm_latency.benchmark.respond import Response, respond
 
 __all__ = [

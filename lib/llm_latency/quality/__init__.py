@@ -3,10 +3,11 @@
 from llm_latency.quality.drift import DriftReport, drift
 from llm_latency.quality.perplexity import perplexity
 from llm_latency.quality.regression import regression_test
-from llm_latency.quality.regression_report import RegressionReport, Thresholds
+from llm_latency.quality.regression_report import CaseResult, RegressionReport, Thresholds
 from llm_latency.quality.texts import reading_text, standard_cases
 
 __all__ = [
+    "CaseResult",
     "DriftReport",
     "RegressionReport",
     "Thresholds",

@@ -7,16 +7,12 @@ import re
 from dataclasses import dataclass, fields
 from xml.etree import ElementTree
 
-from rich.markup import escape
-from rich.table import Table
-
 from llm_latency.arguments import check_number
 from llm_latency.quality.perplexity import exponential
 from llm_latency.timing import Comparison
 
 ORIGINAL, OPTIMISED = "original", "optimised"
 ALL = "all cases"
-HEADERS = ("case", "tokens", "perplexity", "mean KL", "same first", "same text", "ms", "speed-up", "verdict")
 # What XML 1.0 cannot hold, escaped or not: a model's error may quote a terminal's colours.
 NOT_XML = re.compile("[^\\t\\n\\r\\x20-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]")
 
@@ -127,11 +123,6 @@ class RegressionReport:
         return not self.failures
 
     @property
-    def exit_code(self) -> int:
-        """0 if passed, else 1."""
-        return int(not self.passed)
-
-    @property
     def perplexities(self) -> tuple[float, float]:
         """Original and optimised, over the scored tokens of all cases: each token counts once. NaN without any."""
         scored = sum(max(0, case.positions - 1) for case in self.cases)
@@ -148,45 +139,6 @@ class RegressionReport:
     def agreement(self) -> float:
         """Share of all positions with the same first choice."""
         return sum(case.same_first for case in self.cases) / max(1, sum(case.positions for case in self.cases))
-
-    def table(self) -> Table:
-        """The cases as a rich table, the verdict as its caption."""
-        before, after = self.perplexities
-        caption = (
-            f"{'PASSED' if self.passed else 'FAILED'}: perplexity {before:.3f} to {after:.3f}, "
-            f"mean KL {self.mean_kl:.1e} nats, same first choice {self.agreement:.1%}"
-        )
-        if self.sampling_p is not None:
-            caption += f", sampling p {self.sampling_p:.2g}"
-        shown = Table(title="Regression test", caption=caption, title_justify="left", caption_justify="left")
-        for header in HEADERS:
-            shown.add_column(header, justify="left" if header == "case" else "right")
-        for case in self.cases:
-            shown.add_row(*self._cells(case))
-        return shown
-
-    def _cells(self, case: CaseResult) -> list[str]:
-        wrong = [what for where, what in self.failures if where == case.name]
-        verdict = escape("; ".join(wrong)) if wrong else "passed"
-        if case.error:
-            return [escape(case.name), str(case.tokens), "", "", "", "", "", "", verdict]
-        both = case.perplexities
-        time, ratio = "-", "-"
-        if case.times is not None:
-            ms = case.times.median_ms
-            time = f"{ms[ORIGINAL]:.0f} to {ms[OPTIMISED]:.0f}"
-            ratio = str(case.times.speedup(OPTIMISED, ORIGINAL))
-        return [
-            escape(case.name),
-            str(case.tokens),
-            "-" if both is None else f"{both[0]:.2f} to {both[1]:.2f}",
-            f"{case.kl / case.positions:.1e}",
-            f"{case.same_first} of {case.positions}",
-            f"{case.same_text} of {case.new_tokens}" + (", a near tie" if case.near_tie else ""),
-            time,
-            ratio,
-            verdict,
-        ]
 
     def junit(self) -> str:
         """The report as JUnit XML: one test per case, and one for all cases together."""

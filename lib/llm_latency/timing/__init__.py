@@ -4,16 +4,13 @@ from llm_latency.timing.compare import Comparison, Ratio, compare
 from llm_latency.timing.latency_breakdown import LatencyBreakdown
 from llm_latency.timing.latency_timer import LatencyTimer
 from llm_latency.timing.measure import Measurement, measure
-from llm_latency.timing.profile import OperatorTime, profile_operators
 
 __all__ = [
     "Comparison",
     "LatencyBreakdown",
     "LatencyTimer",
     "Measurement",
-    "OperatorTime",
     "Ratio",
     "compare",
     "measure",
-    "profile_operators",
 ]

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from llm_latency.arguments import check_callable, check_count
+from llm_latency.host import last_level_cache_bytes
 from llm_latency.timing.clock import Clock, CudaClock, Device, clock_for
-from llm_latency.timing.cold_cache import CacheFlusher
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +138,30 @@ def time_once(fn: Callable[[], object], clock: Clock, flusher: CacheFlusher | No
     done = returned if clock.name == "cpu" else time.perf_counter_ns()
     del result
     return (done - begin) / 1e6, (returned - begin) / 1e6
+
+
+_LARGEST_BUFFER = 2**30
+
+
+class CacheFlusher:
+    """Streams a buffer twice the size of the cache nearest to memory (L2 on a GPU, the last level on a CPU), so that
+    work finds its data in memory, not where the last repeat left it.
+
+    The buffer stops at 1 GiB: on a server with a larger cache, or a virtual machine that is told of the whole server's,
+    the flush is partial, and `nbytes` tells.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        on_gpu = device.type == "cuda"
+        cache = torch.cuda.get_device_properties(device).L2_cache_size if on_gpu else last_level_cache_bytes()
+        self.nbytes = min(2 * cache, _LARGEST_BUFFER)
+        self.partial = self.nbytes < 2 * cache
+        self._buffer = torch.zeros(self.nbytes // 4, dtype=torch.int32, device=device)
+
+    def flush(self) -> None:
+        """Evict everything. The caller synchronises."""
+        # Read and write: a plain fill may bypass a CPU's cache (non-temporal stores) and evict nothing.
+        self._buffer.add_(1)
 
 
 def flusher_for(clock: Clock) -> CacheFlusher:
