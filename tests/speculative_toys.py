@@ -6,12 +6,13 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from llm_latency.generation import Stepper
 
-class Markov:
+
+class Markov(Stepper):
     """Logits of the next token depend on the last one alone: table [vocab, vocab]. `text` is what its cache holds."""
 
     device = torch.device("cpu")
-    dtype = torch.float32
 
     def __init__(self, table: Tensor, max_positions: int = 10**6) -> None:
         self.table, self.max_positions = table, max_positions

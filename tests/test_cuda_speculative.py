@@ -12,7 +12,8 @@ from cuda_toys import like, prompt, tiny
 from every_millisecond.laboratory.replay import replay
 from llm_latency.engine import FastDecoder
 from llm_latency.generation import TransformersStepper, generate
-from llm_latency.speculative import ConditionedDraft, Cycle, ModelDraft, PromptLookupDraft, SpeculativeDecoder
+from llm_latency.speculative import Cycle, ModelDraft, PromptLookupDraft, SpeculativeDecoder
+from llm_latency.speculative.conditioned_draft import ConditionedDraft
 from llm_latency.speculative.feature_layer import FeatureLayer, FeatureShape
 
 pytestmark = pytest.mark.cuda

@@ -9,8 +9,7 @@ import torch
 
 from llm_latency import models
 from llm_latency.models import drafts
-from llm_latency.speculative.feature_layer import FeatureLayer, FeatureShape
-from llm_latency.speculative.shipped import load_feature_layer
+from llm_latency.speculative.feature_layer import FeatureLayer, FeatureShape, load_feature_layer
 
 ROOT = Path(__file__).resolve().parents[1]
 SHAPE = FeatureShape(
@@ -32,9 +31,9 @@ def inputs(tokens: int = 12, batch: int = 1):
 @torch.inference_mode()
 def test_cached_steps_equal_the_whole_text(layer):
     """Chunks of several tokens and single ones, masks and positions: a slip in any makes drafts quietly worse."""
-    e, f = inputs(batch=2)
+    e, f = inputs()
     whole = layer(e, f, torch.arange(12))
-    cache = layer.new_cache(12, batch=2)
+    cache = layer.new_cache(12)
     pieces = [layer(e[:, a:b], f[:, a:b], torch.arange(a, b), cache) for a, b in ((0, 5), (5, 6), (6, 7), (7, 12))]
     torch.testing.assert_close(torch.cat(pieces, dim=1), whole, rtol=1e-4, atol=1e-5)
     assert cache.length == 12
@@ -48,7 +47,7 @@ def test_a_refused_draft_leaves_no_trace(layer):
     cache = layer.new_cache(20)
     layer(e[:, :6], f[:, :6], torch.arange(6), cache)
     layer(e[:, :5] + 3, f[:, :5] - 3, torch.arange(6, 11), cache)
-    cache.length = 6
+    cache.crop_to(6)
     rest = layer(e[:, 6:], f[:, 6:], torch.arange(6, 12), cache)
     torch.testing.assert_close(rest, whole[:, 6:], rtol=1e-4, atol=1e-5)
 
@@ -69,8 +68,8 @@ def test_the_layer_reads_both_token_and_feature_and_never_ahead(layer):
 def test_wrong_uses_are_named(layer):
     """A cache set longer than it is, or too short for a text, showed up as garbage drafts."""
     cache = layer.new_cache(4)
-    with pytest.raises(ValueError, match="0 are stored"):
-        cache.length = 1
+    with pytest.raises(ValueError, match="crop_to=1; expected 0 to 0"):
+        cache.crop_to(1)
     e, f = inputs()
     with pytest.raises(ValueError, match="12 tokens do not fit into a cache of 4"):
         layer(e, f, torch.arange(12), cache)

@@ -11,18 +11,23 @@ from speculative_toys import Markov, chain, random_table
 from test_speculative_decoder import like, prompt, tiny
 
 from every_millisecond.laboratory.replay import replay
-from every_millisecond.laboratory.speculation import explain
+from every_millisecond.laboratory.speculation import explain, reasons
 from every_millisecond.laboratory.speculation_costs import (
     Costs,
     bytes_share,
     shares,
-    step_bytes,
     unhindered,
     verification_cost,
 )
-from every_millisecond.laboratory.speculation_reasons import reasons
 from llm_latency.engine import FastDecoder
-from llm_latency.speculative import Cycle, PromptLookupDraft, SpeculativeDecoder, SpeculativeOutput, expected_speedup
+from llm_latency.speculative import (
+    Cycle,
+    ModelDraft,
+    PromptLookupDraft,
+    SpeculativeDecoder,
+    SpeculativeOutput,
+    expected_speedup,
+)
 
 
 def costs(alpha: float = 0.7, draft: float = 0.5, verification: float = 0.0, **changes) -> Costs:
@@ -110,13 +115,11 @@ def test_bytes_that_a_step_reads():
     tied, untied = tiny(1), tiny(1, tie_word_embeddings=False)
     layers = sum(p.nbytes for p in tied.parameters()) - tied.lm_head.weight.nbytes
     decoder = SpeculativeDecoder(untied, tied)
-    assert step_bytes(decoder.draft.reader) == layers + tied.lm_head.weight.nbytes
-    assert step_bytes(decoder.target) == step_bytes(decoder.draft.reader)
+    assert decoder.draft.step_bytes == layers + tied.lm_head.weight.nbytes
+    assert decoder.target.step_bytes == decoder.draft.step_bytes
     assert bytes_share(decoder.target, decoder.draft) == 1
-    assert (
-        bytes_share(decoder.target, PromptLookupDraft()) is None
-        and bytes_share(Markov(random_table(5, 1)), None) is None
-    )
+    assert bytes_share(decoder.target, PromptLookupDraft()) is None
+    assert bytes_share(Markov(random_table(5, 1)), ModelDraft(Markov(random_table(5, 1)))) is None
 
 
 def test_verification_cost_leaves_the_cache_as_it_was():

@@ -12,9 +12,11 @@ from every_millisecond.ladder import rungs, speculation
 from every_millisecond.peers import contenders
 from every_millisecond.request import quoting_prompt, standard_prompt
 from llm_latency import models
-from llm_latency.generation import TransformersStepper, generate, respond
+from llm_latency.benchmark import respond
+from llm_latency.generation import TransformersStepper, generate
 from llm_latency.models import drafts
-from llm_latency.speculative import ConditionedDraft, ModelDraft, PromptLookupDraft
+from llm_latency.speculative import ModelDraft, PromptLookupDraft
+from llm_latency.speculative.conditioned_draft import ConditionedDraft
 from llm_latency.speculative.feature_layer import FeatureLayer, FeatureShape
 from llm_latency.text.prompt import encode_prompt
 
@@ -90,7 +92,7 @@ def test_every_draft_guesses_for_the_fast_decoder(draft, small_models, monkeypat
     """Each kind built for the profile's target; the text is the target's whichever it is."""
     target, _ = small_models
     layer = FeatureLayer(FeatureShape.of_config(target.config), torch.arange(0, 49152, 7)).eval()
-    monkeypatch.setattr("llm_latency.speculative.shipped.load_feature_layer", lambda **_: layer)
+    monkeypatch.setattr("every_millisecond.ladder.speculation.load_feature_layer", lambda **_: layer)
     decoder = speculation.build("smollm2-135m", "float32", draft)
     kinds = dict(plain=ModelDraft, conditioned=ConditionedDraft, lookup=PromptLookupDraft)
     assert isinstance(decoder.draft, kinds[draft])

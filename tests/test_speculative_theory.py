@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from llm_latency.speculative import (
-    AdaptiveGamma,
     acceptance_probability,
     best_gamma,
     expected_speedup,
@@ -85,17 +84,3 @@ def test_arguments_out_of_range_are_named(call, error, message):
     """A percentage for a share, or a negative cost, must not come out as a speed-up."""
     with pytest.raises(error, match=message):
         call()
-
-
-def test_adaptive_gamma_follows_the_acceptance():
-    """It must shrink on a text that is hard to guess, recover on an easy one, and stay within its bounds."""
-    adaptive = AdaptiveGamma(6)
-    assert adaptive.choose(None) == 6 and adaptive.choose(0.1) == 6
-    for _ in range(40):
-        adaptive.observe(proposed=3, accepted=0)
-    assert adaptive.acceptance < 0.1 and adaptive.choose(0.1) == 1
-    adaptive.observe(proposed=0, accepted=0)  # nothing was tested, nothing is learnt
-    assert adaptive.acceptance < 0.1
-    for _ in range(40):
-        adaptive.observe(proposed=2, accepted=2)
-    assert adaptive.acceptance > 0.9 and adaptive.choose(0.02) == 6 and adaptive.choose(2.0) == 1

@@ -122,7 +122,7 @@ use alone. What they guess changes how fast the target answers, never what it an
 {files}
 
 Embedding and head are the target's own, frozen, and not stored. `llm_latency.models.load_draft()` puts the plain draft
-together as an ordinary `LlamaForCausalLM`; `llm_latency.speculative.shipped.load_feature_layer()` returns the
+together as an ordinary `LlamaForCausalLM`; `llm_latency.speculative.feature_layer.load_feature_layer()` returns the
 conditioned one, a `FeatureLayer` after EAGLE (arXiv 2401.15077).
 
 **Licence: {LICENCE}**, as the model they derive from: their layers began as layers of {TARGET} by Hugging Face TB

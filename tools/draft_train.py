@@ -134,8 +134,8 @@ class RolloutCache:
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
 
-    def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """As `FeatureCache.extend`, for the next step."""
+    def extend(self, keys: Tensor, values: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """As `FeatureCache.extend`, for the next step of the same positions."""
         self.keys.append(keys)
         self.values.append(values)
         step, tokens = len(self.keys) - 1, keys.shape[2]

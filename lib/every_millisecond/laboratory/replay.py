@@ -15,10 +15,8 @@ import torch
 from torch import Tensor
 
 from llm_latency.generation import generate
-from llm_latency.speculative.decoder import Request, SpeculativeDecoder
-from llm_latency.speculative.output import Cycle
-from llm_latency.speculative.proposal import Proposal
-from llm_latency.speculative.rule import SamplingRule
+from llm_latency.sampling import SamplingRule
+from llm_latency.speculative import Cycle, Proposal, SpeculativeDecoder
 from llm_latency.timing import Comparison, LatencyTimer, Ratio
 
 
@@ -71,7 +69,7 @@ def replay(target, draft, cycles: Sequence[Cycle], *, prompt_tokens: int = 256, 
             if name == "plain":
                 generate(decoder.target, ids, tokens, timer=timer)
             else:
-                stage_ms = decoder.generate(ids, tokens, timer=timer).stage_ms
+                stage_ms = decoder.play(ids, tokens, timer)
             if turn > 0:
                 samples[name].append(timer.get_elapsed_ms("decode"))
     comparison = Comparison({name: tuple(times) for name, times in samples.items()}, {}, timer.device)
@@ -84,18 +82,21 @@ class _Replaying(SpeculativeDecoder):
     def __init__(self, target, draft, cycles: tuple[Cycle, ...]) -> None:
         if not cycles or any(not 0 <= cycle.accepted <= cycle.proposed for cycle in cycles):
             raise ValueError("expected one recorded cycle or more, each with 0 <= accepted <= proposed")
-        super().__init__(target, draft, max(1, max(cycle.proposed for cycle in cycles)))
+        super().__init__(target, draft)
         self.recording = cycles
         self.now: Cycle = cycles[0]
 
-    # In a recording that ended with an end of text, more may have been proposed than the text then grew by.
-
-    def _capacity(self, request: Request) -> int:
-        return super()._capacity(request) + self.num_speculative
-
-    def _count(self, request: Request) -> int:
-        self.now = self.recording[len(request.cycles)]
-        return self.now.proposed
+    def play(self, input_ids: Tensor, new_tokens: int, timer: LatencyTimer) -> dict[str, float]:
+        """Every cycle of the recording after a prompt; the milliseconds of each stage."""
+        # In a recording that ended with an end of text, more may have been proposed than the text then grew by.
+        most = max(cycle.proposed for cycle in self.recording)
+        with timer.stage("prefill"):
+            request = self.start(input_ids, new_tokens + most)
+        with timer.stage("decode"):
+            for cycle in self.recording:
+                self.now, self.num_speculative = cycle, cycle.proposed
+                self.cycle(request)
+        return {name: request.timer.get_elapsed_ms(name) for name in request.timer.stages}
 
     def _decide(self, proposal: Proposal, logits: Tensor, rule: SamplingRule) -> tuple[list[int], int, int]:
         drafted, _, following = super()._decide(proposal, logits, rule)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from llm_latency.speculative.output import Cycle, SpeculativeOutput
-from llm_latency.speculative.targets import Reader
+from llm_latency.generation import Stepper
+from llm_latency.speculative import Cycle, Draft, SpeculativeOutput
 from llm_latency.timing import Comparison, compare
 
 
@@ -88,7 +88,7 @@ class Costs:
 
 @torch.inference_mode()
 def verification_cost(
-    target: Reader, input_ids: torch.Tensor, counts: Sequence[int] = (1, 2, 4, 6, 8), *, rounds: int = 10
+    target: Stepper, input_ids: torch.Tensor, counts: Sequence[int] = (1, 2, 4, 6, 8), *, rounds: int = 10
 ) -> Comparison:
     """Time of a target pass over each number of tokens after input_ids [1, n], in turns; names are the numbers.
 
@@ -131,21 +131,6 @@ def unhindered(output: SpeculativeOutput, max_new_tokens: int, gamma: int) -> li
     return kept
 
 
-def bytes_share(target, draft) -> float | None:
+def bytes_share(target: Stepper, draft: Draft) -> float | None:
     """Bytes of weights that a draft step reads over those of a target step; None if one of them cannot tell."""
-    draft_bytes = step_bytes(getattr(draft, "reader", draft))
-    target_bytes = step_bytes(target)
-    return None if draft_bytes is None or not target_bytes else draft_bytes / target_bytes
-
-
-def step_bytes(model) -> int | None:
-    """Weight bytes that one decode step reads: of a FastDecoder, a transformers model, or a draft that tells."""
-    if hasattr(model, "step_bytes"):
-        return model.step_bytes
-    module = getattr(model, "model", None)
-    if module is None or not hasattr(module, "get_input_embeddings"):
-        return None
-    embedding = module.get_input_embeddings().weight
-    tied = embedding is module.get_output_embeddings().weight  # then it is read whole, as the head
-    total = sum(parameter.nbytes for parameter in module.parameters())
-    return total - (0 if tied else embedding.nbytes)
+    return None if draft.step_bytes is None or not target.step_bytes else draft.step_bytes / target.step_bytes

@@ -13,7 +13,9 @@ from llm_latency import models
 from llm_latency.engine import FastDecoder
 from llm_latency.engine.prefix import PrefixDecoder
 from llm_latency.models import drafts
-from llm_latency.speculative import ConditionedDraft, ModelDraft, PromptLookupDraft, SpeculativeDecoder
+from llm_latency.speculative import ModelDraft, PromptLookupDraft, SpeculativeDecoder
+from llm_latency.speculative.conditioned_draft import ConditionedDraft
+from llm_latency.speculative.feature_layer import load_feature_layer
 from llm_latency.text.prompt import chat_text, encode_prompt
 
 DRAFTS = ("conditioned", "plain", "lookup")
@@ -69,8 +71,6 @@ def load_draft(profile: str | None, model, draft: str):
         return ModelDraft(_fast(models.load_draft(profile), drafts.frequent_ids() if _is_default(profile) else None))
     if not _is_default(profile):
         raise ValueError(f"the conditioned draft was distilled for smollm2-135m, not {profile}; use plain or lookup")
-    from llm_latency.speculative.shipped import load_feature_layer
-
     layer = load_feature_layer(device=model.device)
     return ConditionedDraft.for_model(layer, model, weights="int8" if model.device.type == "cpu" else None)
 

@@ -1,14 +1,12 @@
-"""Speculative decoding: the acceptance rule, drafts, the decoder, and the theory of what it can gain."""
+"""Speculative decoding: the acceptance rule, drafts, the decoder, and the theory of what it can gain.
 
-from llm_latency.speculative.adaptive import AdaptiveGamma
-from llm_latency.speculative.conditioned_draft import ConditionedDraft
-from llm_latency.speculative.decoder import Request, SpeculativeDecoder
-from llm_latency.speculative.model_draft import ModelDraft
+The draft that reads the target's hidden states stands in `conditioned_draft`.
+"""
+
+from llm_latency.sampling import SamplingRule
+from llm_latency.speculative.decoder import Generation, SpeculativeDecoder
+from llm_latency.speculative.drafts import Draft, ModelDraft, PromptLookupDraft, Proposal
 from llm_latency.speculative.output import Cycle, SpeculativeOutput
-from llm_latency.speculative.prompt_lookup import PromptLookupDraft
-from llm_latency.speculative.proposal import Draft, Proposal
-from llm_latency.speculative.rule import SamplingRule
-from llm_latency.speculative.targets import CroppableStepper
 from llm_latency.speculative.theory import (
     acceptance_probability,
     best_gamma,
@@ -18,15 +16,12 @@ from llm_latency.speculative.theory import (
 from llm_latency.speculative.verify import residual, verify, verify_greedy
 
 __all__ = [
-    "AdaptiveGamma",
-    "ConditionedDraft",
-    "CroppableStepper",
     "Cycle",
     "Draft",
+    "Generation",
     "ModelDraft",
     "PromptLookupDraft",
     "Proposal",
-    "Request",
     "SamplingRule",
     "SpeculativeDecoder",
     "SpeculativeOutput",

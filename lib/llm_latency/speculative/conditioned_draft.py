@@ -13,41 +13,40 @@ import copy
 import torch
 from torch import Tensor, nn
 
+from llm_latency.arguments import check_id_range
 from llm_latency.quantization import Int8Linear, QuantizedLinear, quantize_
-from llm_latency.speculative.proposal import Drafting, Proposal, check_confidence, ids_on, no_proposal
-from llm_latency.speculative.rule import SamplingRule
+from llm_latency.sampling import SamplingRule
+from llm_latency.speculative.drafts import Columns, Draft, Drafting, Proposal, ids_on
+from llm_latency.speculative.feature_layer import FeatureCache, FeatureLayer
 
 
-class ConditionedDraft:
+class ConditionedDraft(Draft):
     """Drafts with a `FeatureLayer`.
 
     embedding: the target's input embedding [vocab, hidden]. head: rows of the target's output head for the layer's
-    `head_ids` [v, hidden]; every other id has draft probability 0. min_confidence: stop early, see `Drafting`.
+    `head_ids` [v, hidden]; every other id has draft probability 0.
     """
 
     needs_features = True
 
-    def __init__(self, layer, embedding: Tensor, head: Tensor, *, min_confidence: float | None = None) -> None:
+    def __init__(self, layer: FeatureLayer, embedding: Tensor, head: Tensor) -> None:
         ids = layer.head_ids
         if embedding.dim() != 2 or head.shape != (ids.shape[0], embedding.shape[1]):
             raise ValueError(
                 f"expected embedding [vocab, hidden] and head [{ids.shape[0]}, hidden]; got {list(embedding.shape)} "
                 f"and {list(head.shape)}"
             )
-        if int(ids.min()) < 0 or int(ids.max()) >= embedding.shape[0]:
-            raise ValueError(f"head_ids go up to {int(ids.max())}; the target's vocabulary has {embedding.shape[0]}")
-        self.layer, self.ids = layer, ids
-        self.device = ids.device
-        self.vocab_size = embedding.shape[0]
+        check_id_range(ids, embedding.shape[0], name="head_ids")
+        self.layer, self.device, self.vocab_size = layer, ids.device, embedding.shape[0]
+        self.columns = Columns(ids, ids.device)
         self.embedding = embedding.detach()
         self.head: nn.Module = head_linear(head)
-        self.min_confidence = check_confidence(min_confidence)
-        self.cache = None
+        self.cache: FeatureCache | None = None
         self.ahead: Tensor | None = None  # [1, 1, hidden]: the predicted feature of the last committed token
         self.start = 0  # entries made of true features
 
     @classmethod
-    def for_model(cls, layer, model, *, weights: str | None = None, **options) -> ConditionedDraft:
+    def for_model(cls, layer: FeatureLayer, model, *, weights: str | None = None) -> ConditionedDraft:
         """With the embedding and head of a transformers model, cast to the layer's dtype.
 
         weights: "int8" or "int4" quantises a copy of the layer, and the head's rows in INT8; None leaves them.
@@ -56,10 +55,10 @@ class ConditionedDraft:
         embedding = model.get_input_embeddings().weight.detach().to(dtype)
         head = model.get_output_embeddings().weight.detach()[layer.head_ids].to(dtype)
         if weights is None:
-            return cls(layer, embedding, head, **options)
+            return cls(layer, embedding, head)
         layer = copy.deepcopy(layer)
         quantize_(layer, weights, keep_bfloat16=True)
-        draft = cls(layer, embedding, head, **options)
+        draft = cls(layer, embedding, head)
         draft.head = Int8Linear.from_linear(draft.head, keep_bfloat16=True)
         return draft
 
@@ -84,22 +83,19 @@ class ConditionedDraft:
         if capacity > positions:
             raise ValueError(f"the request may grow to {capacity} tokens; this draft reads texts of up to {positions}")
         self.cache = self.layer.new_cache(capacity)
-        tokens = torch.cat([prompt[0, 1:], prompt.new_tensor([first])])  # [n]: those that follow each feature
+        tokens = torch.cat([prompt[0, 1:], ids_on(self.device, [first])])  # [n]: those that follow each feature
         self._read(tokens, features)
 
     def propose(self, count: int, rule: SamplingRule) -> Proposal:
-        if count < 1:
-            return no_proposal(self.device)
-        drafting, feature = Drafting(rule, self.ids, self.min_confidence), self.ahead
+        drafting, feature = Drafting(rule, self.columns), self.ahead
         for i in range(count):
             token = drafting.add(self.head(feature[0]))  # [1, v]
-            if token is None or i == count - 1:
-                break
-            feature = self._forward(token, feature[0])
-        return drafting.proposal(self.device)
+            if i < count - 1:
+                feature = self._forward(token, feature[0])
+        return drafting.proposal()
 
     def commit(self, tokens: list[int], features: Tensor | None) -> None:
-        self.cache.length = self.start  # what was drafted stood on the layer's own features
+        self.cache.crop_to(self.start)  # what was drafted stood on the layer's own features
         self._read(ids_on(self.device, tokens), features[: len(tokens)])
 
     def _read(self, tokens: Tensor, features: Tensor) -> None:

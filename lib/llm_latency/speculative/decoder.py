@@ -5,30 +5,27 @@ Leviathan et al. 2023 (arXiv 2211.17192), Chen et al. 2023 (arXiv 2302.01318).
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from transformers import DynamicCache
 
-from llm_latency.generation import check_request
-from llm_latency.sampling import check_end
-from llm_latency.speculative.adaptive import AdaptiveGamma
-from llm_latency.speculative.compatible import check_devices, check_sizes, check_tokenizers
-from llm_latency.speculative.model_draft import ModelDraft
+from llm_latency.arguments import check_count
+from llm_latency.generation import Stepper, as_stepper, check_request
+from llm_latency.generation.loop import stage
+from llm_latency.sampling import NAN, SamplingRule, greedy
+from llm_latency.speculative.drafts import Draft, ModelDraft, Proposal, ids_on
 from llm_latency.speculative.output import STAGES, Cycle, SpeculativeOutput
-from llm_latency.speculative.proposal import Draft, Proposal, ids_on
-from llm_latency.speculative.rule import SamplingRule, greedy_choices
-from llm_latency.speculative.targets import CroppableStepper, Reader, as_reader, column_ids
 from llm_latency.speculative.verify import verify, verify_greedy
 from llm_latency.timing import LatencyTimer
 
-NAN = "hold NaN; expected numbers (was the model loaded in a dtype it overflows in?)"
+PADDING = 128  # ids: vocabularies of one family are padded to different multiples, by no more than this
 
 
 @dataclass(slots=True)
-class Request:
-    """One generation under way. sequence: every committed id, the prompt first; its last one no model has read."""
+class Generation:
+    """One request under way. sequence: every committed id, the prompt first; its last one no model has read."""
 
     sequence: list[int]
     prompt_length: int
@@ -36,8 +33,6 @@ class Request:
     rule: SamplingRule
     eos_token_id: int | None
     timer: LatencyTimer
-    prompt: Tensor | None  # [1, n] until the draft has read it
-    adaptive: AdaptiveGamma | None = None
     cycles: list[Cycle] = field(default_factory=list)
 
     @property
@@ -50,76 +45,27 @@ class Request:
         return self.remaining == 0 or self.sequence[-1] == self.eos_token_id
 
 
-class SpeculativeDecoder:
+class SpeculativeDecoder(Stepper):
     """Generates with a target and a draft, one request at a time; the output is distributed as the target's alone.
 
-    target: a transformers model, a FastDecoder, or anything else with prefill, step and crop_to. draft: a `ModelDraft`,
-    `PromptLookupDraft` or `ConditionedDraft`; a bare model becomes a ModelDraft. num_speculative: gamma, the tokens
-    drafted per cycle. adaptive: choose gamma from 1 to num_speculative by what is measured on the way. tokenizer,
-    draft_tokenizer: with both, every id must mean the same to both.
+    target: a transformers model, a FastDecoder, or another `Stepper`. draft: a `ModelDraft`, `PromptLookupDraft` or
+    `ConditionedDraft`; a bare model becomes a ModelDraft. num_speculative: gamma, the tokens drafted per cycle.
 
-    Raises TypeError or ValueError for a gamma below 1, models on different devices, and vocabularies that differ.
+    As a stepper it is its target, with a `generate` of its own. Raises TypeError or ValueError for a gamma below 1,
+    models on different devices, and vocabularies that differ.
     """
 
-    def __init__(
-        self,
-        target,
-        draft,
-        num_speculative: int = 5,
-        *,
-        adaptive: bool = False,
-        tokenizer=None,
-        draft_tokenizer=None,
-    ) -> None:
-        if isinstance(num_speculative, bool) or not isinstance(num_speculative, int):
-            raise TypeError(f"num_speculative={num_speculative!r}; expected an int")
-        if num_speculative < 1:
-            raise ValueError(f"num_speculative={num_speculative}; expected at least 1 drafted token per cycle")
-        self.target: Reader = as_reader(target)
-        self.draft: Draft = draft if hasattr(draft, "propose") else ModelDraft(draft)
-        if column_ids(self.target) is not None:
-            raise ValueError("the target's head has been cut to head_ids; expected a target that can name every token")
-        if getattr(self.draft, "reader", None) is self.target:
-            raise ValueError("target and draft are the same decoder; expected one cache each")
-        check_devices(self.target, self.draft)
-        if tokenizer is not None and draft_tokenizer is not None:
-            check_tokenizers(tokenizer, draft_tokenizer)
-        else:
-            check_sizes(self.target, self.draft)
-        if self.draft.needs_features and not hasattr(self.target, "features"):
-            raise TypeError(
-                f"the draft reads the target's hidden states, and {type(target).__name__} has no `features`"
-            )
-        if isinstance(self.target, CroppableStepper):
-            self.target.keep_features = self.target.keep_features or self.draft.needs_features
-        self.num_speculative, self.adaptive = num_speculative, adaptive
-        self._current: Request | None = None  # whose tokens both caches hold
-
-    # -- a stepper like any other: what is scored or read is the target's ---------------------------------------------
-
-    @property
-    def device(self) -> torch.device:
-        return self.target.device
-
-    @property
-    def vocab_size(self) -> int:
-        return self.target.vocab_size
-
-    @property
-    def max_positions(self) -> int:
-        return self.target.max_positions
-
-    def prefill(self, input_ids: Tensor) -> Tensor:
-        self._current = None
-        return self.target.prefill(input_ids)
-
-    def step(self, token_ids: Tensor) -> Tensor:
-        self._current = None
-        return self.target.step(token_ids)
-
-    def score(self, input_ids: Tensor) -> Tensor:
-        self._current = None
-        return self.target.score(input_ids)
+    def __init__(self, target, draft, num_speculative: int = 5) -> None:
+        self.num_speculative = check_count("num_speculative", num_speculative)
+        # The cache keeps what lies behind a sliding window, too: dropped, it could not be brought back.
+        self.target = as_stepper(target, DynamicCache)
+        self.draft = draft if isinstance(draft, Draft) else ModelDraft(draft)
+        check_pair(self.target, self.draft)
+        if self.draft.needs_features:
+            self.target.keep_features()
+        self.device, self.vocab_size = self.target.device, self.target.vocab_size
+        self.max_positions, self.step_bytes = self.target.max_positions, self.target.step_bytes
+        self._current: Generation | None = None  # whose tokens both caches hold
 
     # -- generation -----------------------------------------------------------------------------------------------
 
@@ -143,59 +89,48 @@ class SpeculativeDecoder:
         batch above 1 among them), and ValueError for NaN logits.
         """
         sampling = dict(temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
-        with timer.stage("prefill") if timer else contextlib.nullcontext():
+        with stage(timer, "prefill"):
             request = self.start(input_ids, max_new_tokens, eos_token_id=eos_token_id, **sampling)
-        with timer.stage("decode") if timer else contextlib.nullcontext():
+        with stage(timer, "decode"):
             while not request.done:
                 self.cycle(request)
         times = {name: request.timer.get_elapsed_ms(name) for name in request.timer.stages}
-        times = dict.fromkeys(("draft prefill", *STAGES), 0.0) | times
         with torch.inference_mode(False):  # an ordinary tensor: one may train on what was generated
             sequences = torch.tensor([request.sequence], device=self.device)
-        return SpeculativeOutput(sequences, tuple(request.cycles), times)
+        return SpeculativeOutput(sequences, tuple(request.cycles), dict.fromkeys(STAGES, 0.0) | times)
 
     @torch.inference_mode()
-    def start(self, input_ids: Tensor, max_new_tokens: int, *, eos_token_id: int | None = None, **sampling) -> Request:
+    def start(
+        self, input_ids: Tensor, max_new_tokens: int, *, eos_token_id: int | None = None, **sampling
+    ) -> Generation:
         """Read the prompt and choose the first token. `generate` is this and then `cycle` until `done`."""
-        check_request(self, input_ids, max_new_tokens)
-        check_end(eos_token_id, self.vocab_size)
+        check_request(self, input_ids, max_new_tokens, eos_token_id)
         rule = SamplingRule(self.vocab_size, **sampling)
-        prompt = input_ids.to(self.device)
-        logits = self.target.prefill(prompt)  # [1, vocab]
-        if rule.greedy:
-            largest, token = greedy_choices(logits)
-            if torch.isnan(largest):
-                raise ValueError(f"the target's logits {NAN}")
-        else:
-            token = rule.sample(rule.probabilities(logits))
-        self._current = Request(
-            sequence=[*input_ids[0].tolist(), int(token)],
+        first = rule.choose(self.target.prefill(input_ids.to(self.device)))
+        self._current = Generation(
+            sequence=[*input_ids[0].tolist(), first],
             prompt_length=input_ids.shape[1],
             max_new_tokens=max_new_tokens,
             rule=rule,
             eos_token_id=eos_token_id,
             timer=LatencyTimer(self.device),
-            prompt=prompt,
-            adaptive=AdaptiveGamma(self.num_speculative) if self.adaptive else None,
         )
         return self._current
 
     @torch.inference_mode()
-    def cycle(self, request: Request) -> Cycle:
+    def cycle(self, request: Generation) -> Cycle:
         """Draft, verify, commit. Afterwards both caches hold the committed sequence less its last token."""
-        if request.done:
-            raise RuntimeError("this request is done; start() another")
-        if request is not self._current:
-            raise RuntimeError("something else was read since this request was started; finish one at a time")
+        self._check_turn(request)
         sequence, timer, rule = request.sequence, request.timer, request.rule
-        if request.prompt is not None:
+        if not request.cycles:
             with timer.stage("draft prefill"):
-                self.draft.begin(request.prompt, sequence[-1], self._capacity(request), self._features())
-            request.prompt = None
+                prompt = ids_on(self.device, sequence[: request.prompt_length])[None]
+                capacity = request.prompt_length + request.max_new_tokens
+                self.draft.begin(prompt, sequence[-1], capacity, self.target.features)
 
-        count = self._count(request)
         with timer.stage("draft"):
-            proposal = self.draft.propose(count, rule)
+            # One token of a cycle is the target's own: never draft more than leaves room for it.
+            proposal = self.draft.propose(min(self.num_speculative, request.remaining - 1), rule)
         with timer.stage("verify"):
             last = ids_on(self.device, sequence[-1:])
             logits = self.target.step(torch.cat([last, proposal.tokens])[None])[0]  # [k + 1, vocab]
@@ -206,33 +141,15 @@ class SpeculativeDecoder:
             self.target.crop_to(len(sequence) - 1 + len(added))
             sequence.extend(added)
         with timer.stage("draft"):
-            self.draft.commit(added, self._features())
+            self.draft.commit(added, self.target.features)
+        request.cycles.append(Cycle(proposed, accepted, len(added)))
+        return request.cycles[-1]
 
-        done = Cycle(proposed, accepted, len(added))
-        request.cycles.append(done)
-        if request.adaptive is not None:
-            request.adaptive.observe(proposed, accepted)
-        return done
-
-    def _capacity(self, request: Request) -> int:
-        """Tokens that the draft must have room for."""
-        return request.prompt_length + request.max_new_tokens
-
-    def _count(self, request: Request) -> int:
-        """Tokens to draft. One token of a cycle is the target's own, so never more than leaves room for it."""
-        return min(self._gamma(request), request.remaining - 1)
-
-    def _gamma(self, request: Request) -> int:
-        if request.adaptive is None:
-            return self.num_speculative
-        proposed = sum(cycle.proposed for cycle in request.cycles)
-        if proposed == 0:
-            return self.num_speculative
-        draft, verify = (request.timer.get_elapsed_ms(name) for name in ("draft", "verify"))
-        return request.adaptive.choose((draft / proposed) / (verify / len(request.cycles)))
-
-    def _features(self) -> Tensor | None:
-        return self.target.features if self.draft.needs_features else None
+    def _check_turn(self, request: Generation) -> None:
+        if request.done:
+            raise RuntimeError("this request is done; start() another")
+        if request is not self._current:
+            raise RuntimeError("something else was read since this request was started; finish one at a time")
 
     def _decide(self, proposal: Proposal, logits: Tensor, rule: SamplingRule) -> tuple[list[int], int, int]:
         """The drafted ids, how many of them stand, and the id that follows those; logits [k + 1, vocab]."""
@@ -241,14 +158,57 @@ class SpeculativeDecoder:
         drafted = proposal.tokens.tolist()
         probs = rule.probabilities(logits)  # [k + 1, vocab]
         draft_probs = probs[:0] if proposal.probs is None else proposal.probs
-        accepted, next_probs = verify(
-            proposal.tokens, draft_probs, probs, rule.uniforms(len(drafted), proposal.tokens.device)
-        )
+        uniforms = rule.uniforms(len(drafted), logits.device)
+        accepted, next_probs = verify(proposal.tokens, draft_probs, probs, uniforms)
         return drafted, accepted, int(rule.sample(next_probs))
+
+    # -- as a stepper, it is its target ---------------------------------------------------------------------------
+
+    @property
+    def length(self) -> int:
+        return self.target.length
+
+    @property
+    def prefix_tokens(self) -> int:
+        return self.target.prefix_tokens
+
+    def prefill(self, input_ids: Tensor) -> Tensor:
+        self._current = None
+        return self.target.prefill(input_ids)
+
+    def step(self, token_ids: Tensor) -> Tensor:
+        self._current = None
+        return self.target.step(token_ids)
+
+    def score(self, input_ids: Tensor) -> Tensor:
+        self._current = None
+        return self.target.score(input_ids)
+
+    def crop_to(self, length: int) -> None:
+        self._current = None
+        self.target.crop_to(length)
+
+
+def check_pair(target: Stepper, draft: Draft) -> None:
+    """Raise ValueError for a draft that cannot guess for this target, at once, and not by a wrong token later.
+
+    Their dtypes may differ: both are compared in FP32. Whether an id means the same to both, sizes cannot tell.
+    """
+    if target.head_ids is not None:
+        raise ValueError("the target's head has been cut to head_ids; expected a target that can name every token")
+    if isinstance(draft, ModelDraft) and draft.stepper is target:
+        raise ValueError("target and draft are the same decoder; expected one cache each")
+    if draft.device is not None and draft.device != target.device:
+        raise ValueError(f"the draft is on {draft.device} and the target on {target.device}; expected one device")
+    if draft.vocab_size is not None and abs(draft.vocab_size - target.vocab_size) > PADDING:
+        raise ValueError(
+            f"the draft's vocabulary has {draft.vocab_size} ids and the target's {target.vocab_size}; expected the "
+            f"same vocabulary, but for a padded tail of up to {PADDING} ids"
+        )
 
 
 def _decide_greedy(proposal: Proposal, logits: Tensor) -> tuple[list[int], int, int]:
-    largest, choices = greedy_choices(logits)  # [k + 1] each
+    largest, choices = greedy(logits)  # [k + 1] each
     flags = [torch.isnan(largest).any()]
     flags.append(torch.isnan(proposal.largest).any() if proposal.largest is not None else torch.zeros_like(flags[0]))
     # One transfer brings all over that the host must know: on a GPU each would wait for the device.

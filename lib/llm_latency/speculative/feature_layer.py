@@ -9,10 +9,16 @@ from them, it drafts further. Embedding and head are the target's and are not st
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from llm_latency.arguments import check_count
+from llm_latency.compat import head_dim
+from llm_latency.engine.attention import StaticKV, attend_grouped, causal_mask, rotary_tables, rotate
+from llm_latency.models import drafts, load_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,47 +49,39 @@ class FeatureShape:
             intermediate=config.intermediate_size,
             heads=config.num_attention_heads,
             kv_heads=config.num_key_value_heads,
-            head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+            head_dim=head_dim(config),
             rope_theta=float(rope.get("rope_theta") or getattr(config, "rope_theta", 10000.0)),
             norm_eps=config.rms_norm_eps,
             positions=config.max_position_embeddings,
         )
 
 
-class FeatureCache:
-    """Keys and values of one feature layer. Set `length` lower to forget what was drafted and refused."""
+class Memory(Protocol):
+    """Keys and values of tokens read before."""
 
-    def __init__(self, keys: Tensor, values: Tensor) -> None:
-        self.keys, self.values = keys, values  # [batch, kv_heads, max_length, head_dim]
-        self._length = 0
+    def extend(self, keys: Tensor, values: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Store k more keys and values [batch, kv_heads, k, head_dim] at positions [k]; return all that they may see,
+        and who may see whom: bool [1, 1, k, all], None where everyone may see everything."""
 
-    @property
-    def length(self) -> int:
-        """Tokens stored."""
-        return self._length
 
-    @length.setter
-    def length(self, value: int) -> None:
-        if not 0 <= value <= self._length:
-            raise ValueError(f"cannot set the cache to {value} tokens; {self._length} are stored")
-        self._length = value
+class FeatureCache(StaticKV):
+    """Keys and values of one feature layer, and how many tokens of them count."""
 
-    def extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Store k more keys and values [b, kv_heads, k, head_dim]; return all so far and who may see whom.
+    length = 0
 
-        The mask is bool [k, length + k], or None where the one new token may see everything.
-        """
-        start, tokens = self._length, keys.shape[2]
-        end = start + tokens
-        if end > self.keys.shape[2]:
-            raise ValueError(f"{end} tokens do not fit into a cache of {self.keys.shape[2]}")
-        self.keys[:, :, start:end] = keys
-        self.values[:, :, start:end] = values
-        self._length = end
-        mask = None
-        if tokens > 1:
-            mask = torch.ones(tokens, end, dtype=torch.bool, device=keys.device).tril(start)
-        return self.keys[:, :, :end], self.values[:, :, :end], mask
+    def extend(self, keys: Tensor, values: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """As in `Memory`, positions being those behind what is stored. Raises ValueError for more than fit."""
+        tokens = keys.shape[2]
+        end = self.length + tokens
+        if end > self.slots:
+            raise ValueError(f"{end} tokens do not fit into a cache of {self.slots}")
+        self.store(torch.cat((keys, values), dim=1), positions)
+        self.length = end
+        return *self.read(end), causal_mask(positions, end) if tokens > 1 else None
+
+    def crop_to(self, length: int) -> None:
+        """Forget every token after the first `length`: what was drafted and refused."""
+        self.length = check_count("crop_to", length, 0, self.length)
 
 
 class FeatureLayer(nn.Module):
@@ -110,19 +108,18 @@ class FeatureLayer(nn.Module):
         self.gate_up = nn.Linear(hidden, 2 * shape.intermediate, bias=False)
         self.down = nn.Linear(shape.intermediate, hidden, bias=False)
         self.register_buffer("head_ids", head_ids.clone())
-        cos, sin = _rotary_tables(shape)
+        frequencies = 1.0 / shape.rope_theta ** (torch.arange(0, shape.head_dim, 2).float() / shape.head_dim)
+        cos, sin = rotary_tables(frequencies, shape.positions)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 
-    def new_cache(self, max_length: int, batch: int = 1) -> FeatureCache:
-        """An empty cache for up to `max_length` tokens, in this layer's dtype and on its device."""
-        if not 1 <= max_length <= self.shape.positions:
-            raise ValueError(f"max_length must be from 1 to {self.shape.positions}, got {max_length}")
-        size = (batch, self.shape.kv_heads, max_length, self.shape.head_dim)
+    def new_cache(self, max_length: int) -> FeatureCache:
+        """An empty cache for up to `max_length` tokens of one text, in this layer's dtype and on its device."""
+        check_count("max_length", max_length, 1, self.shape.positions)
         like = self.out_norm  # a matrix may have been quantised, a norm never is
-        return FeatureCache(like.new_zeros(size), like.new_zeros(size))
+        return FeatureCache(self.shape.kv_heads, max_length, self.shape.head_dim, like.dtype, like.device)
 
-    def forward(self, embeddings: Tensor, features: Tensor, positions: Tensor, cache=None) -> Tensor:
+    def forward(self, embeddings: Tensor, features: Tensor, positions: Tensor, cache: Memory | None = None) -> Tensor:
         """Predict the next features [b, k, hidden].
 
         embeddings [b, k, hidden]: the target's, of tokens t + 1; features [b, k, hidden]: the target's after its final
@@ -139,12 +136,9 @@ class FeatureLayer(nn.Module):
         qkv = self.qkv(F.rms_norm(x, (hidden,), self.attention_norm, eps))
         qkv = qkv.view(batch, tokens, -1, shape.head_dim).transpose(1, 2)  # [b, heads + 2 * kv_heads, k, head_dim]
         qk, v = qkv.split((shape.heads + shape.kv_heads, shape.kv_heads), dim=1)
-        qk = qk * self.cos[positions] + qk.roll(shape.head_dim // 2, -1) * self.sin[positions]
-        q, k = qk.split((shape.heads, shape.kv_heads), dim=1)
-        k, v, mask = (k, v, None) if cache is None else cache.extend(k, v)
-        grouped = shape.heads > shape.kv_heads
-        causal = cache is None and tokens > 1
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=grouped)
+        q, k = rotate(qk, self.cos[positions], self.sin[positions]).split((shape.heads, shape.kv_heads), dim=1)
+        k, v, mask = (k, v, None) if cache is None else cache.extend(k, v, positions)
+        y = attend_grouped(q, k, v, mask, causal=cache is None and tokens > 1)
         x = x + self.output(y.transpose(1, 2).reshape(batch, tokens, -1))
 
         gate, up = self.gate_up(F.rms_norm(x, (hidden,), self.ffn_norm, eps)).chunk(2, dim=-1)
@@ -159,9 +153,12 @@ class FeatureLayer(nn.Module):
         return F.linear(features, head_rows)
 
 
-def _rotary_tables(shape: FeatureShape) -> tuple[Tensor, Tensor]:
-    """cos and signed sin [positions, head_dim] FP32, so that rotating is x * cos + roll(x) * sin."""
-    half = torch.arange(0, shape.head_dim, 2, dtype=torch.float32) / shape.head_dim
-    angles = torch.arange(shape.positions, dtype=torch.float32)[:, None] / shape.rope_theta**half
-    cos, sin = angles.cos(), angles.sin()  # [positions, head_dim / 2]
-    return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+def load_feature_layer(*, dtype: torch.dtype = torch.float32, device: str | torch.device | None = None) -> FeatureLayer:
+    """The layer that ships with the package, in evaluation mode, for the target of the profile "smollm2-135m" alone.
+
+    Its weights are stored in BF16; FP32 holds the same values.
+    """
+    tensors = drafts.draft_tensors(drafts.CONDITIONED)
+    layer = FeatureLayer(FeatureShape.of_config(load_config("smollm2-135m")), tensors["head_ids"])
+    layer.load_state_dict(tensors)
+    return layer.to(dtype=dtype, device=device).eval().requires_grad_(False)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-STAGES = ("draft", "verify", "bookkeeping")
+STAGES = ("draft prefill", "draft", "verify", "bookkeeping")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +43,6 @@ class SpeculativeOutput:
     def accepted(self) -> int:
         """Proposed tokens that stand in the text."""
         return sum(cycle.accepted for cycle in self.cycles)
-
-    @property
-    def proposed_per_cycle(self) -> list[int]:
-        return [cycle.proposed for cycle in self.cycles]
-
-    @property
-    def accepted_per_cycle(self) -> list[int]:
-        return [cycle.accepted for cycle in self.cycles]
 
     @property
     def acceptance_rate(self) -> float | None:

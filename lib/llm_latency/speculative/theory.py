@@ -8,9 +8,10 @@ The papers assume that verifying gamma + 1 tokens takes as long as one plain ste
 from __future__ import annotations
 
 import math
-import numbers
 
 from torch import Tensor
+
+from llm_latency.arguments import check_count, check_number
 
 MAX_GAMMA = 32
 
@@ -31,8 +32,8 @@ def expected_tokens_per_cycle(acceptance: float, gamma: int) -> float:
     Chen et al. 2023 (arXiv 2302.01318) count the same. Raises TypeError or ValueError for an acceptance outside [0, 1]
     or a gamma below 0.
     """
-    _check_number("acceptance", acceptance, 0.0, 1.0)
-    _check_gamma(gamma)
+    check_number("acceptance", acceptance, 0, 1)
+    check_count("gamma", gamma, 0)
     return math.fsum(acceptance**i for i in range(gamma + 1))  # the sum holds at 1, where the quotient does not
 
 
@@ -41,8 +42,8 @@ def expected_speedup(acceptance: float, gamma: int, cost_ratio: float, *, verifi
 
     cost_ratio: c. verification: time of the target's pass over gamma + 1 tokens, in plain steps; 1 in the papers.
     """
-    _check_number("cost_ratio", cost_ratio, 0.0)
-    _check_number("verification", verification, 0.0)
+    check_number("cost_ratio", cost_ratio, 0)
+    check_number("verification", verification, 0)
     cost = gamma * cost_ratio + verification
     if cost == 0:
         raise ValueError("cost_ratio and verification are both 0; a cycle that takes no time has no speed-up")
@@ -54,22 +55,7 @@ def best_gamma(acceptance: float, cost_ratio: float, *, max_gamma: int = MAX_GAM
 
     0 means that speculation does not pay: so it is for every alpha up to c (their Corollary 3.9).
     """
-    _check_gamma(max_gamma, name="max_gamma")
+    check_count("max_gamma", max_gamma, 0)
     speedups = [expected_speedup(acceptance, gamma, cost_ratio) for gamma in range(max_gamma + 1)]
     # Equal but for rounding is equal: at acceptance c the gain of the first token is exactly its cost.
     return next(gamma for gamma, gain in enumerate(speedups) if gain >= max(speedups) * (1 - 1e-12))
-
-
-def _check_number(name: str, value: float, least: float, most: float = math.inf) -> None:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name}={value!r}; expected a number")
-    if not least <= value <= most or math.isinf(value):  # NaN fails, too
-        expected = f"{least:g} to {most:g}" if math.isfinite(most) else f"a finite number from {least:g}"
-        raise ValueError(f"{name}={value}; expected {expected}")
-
-
-def _check_gamma(gamma: int, name: str = "gamma") -> None:
-    if isinstance(gamma, bool) or not isinstance(gamma, numbers.Integral):
-        raise TypeError(f"{name}={gamma!r}; expected an integer")
-    if gamma < 0:
-        raise ValueError(f"{name}={gamma}; expected 0 or more")
