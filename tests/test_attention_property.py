@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 from attention_oracle import assert_as_good_as_peer, tensors
@@ -63,11 +65,12 @@ def test_the_other_backends_keep_the_same_promises(request_, backend):
 @given(requests(longest=24, largest_group=2))
 def test_the_prefill_kernel_is_exact(request_):
     """Guards against a kernel that is right for powers of two only. Blocks of 16, so that there are several."""
-    from llm_latency.attention.triton_prefill import prefill
+    from llm_latency.attention import triton_prefill
 
     q, k, v, arguments = request_
     scale = arguments["scale"] or q.shape[-1] ** -0.5
-    out = prefill(q, k, v, arguments["causal"], arguments["mask"], scale, block=16)
+    with mock.patch.object(triton_prefill, "FIXED_BLOCK", 16):
+        out = triton_prefill.prefill(q, k, v, arguments["causal"], arguments["mask"], scale)
     assert_as_good_as_peer(out, q, k, v, **arguments)
 
 
@@ -76,12 +79,13 @@ def test_the_prefill_kernel_is_exact(request_):
 @given(requests(longest=4, largest_group=3), st.integers(1, 4), st.integers(0, 150))
 def test_the_decode_kernel_is_exact(request_, splits, more_keys):
     """Guards against a split that is empty, half full or masked, and against joining them wrongly."""
-    from llm_latency.attention.triton_decode import decode
+    from llm_latency.attention import triton_decode
 
     q, k, v, arguments = request_
     if arguments["mask"] is None:  # a longer cache, so that there is something to split
         more = torch.randn(q.shape[0], more_keys, *k.shape[2:], generator=torch.Generator().manual_seed(3)).to(k.dtype)
         k, v = torch.cat([more, k], dim=1), torch.cat([more.flip(1), v], dim=1)
     scale = arguments["scale"] or q.shape[-1] ** -0.5
-    out = decode(q, k, v, arguments["causal"], arguments["mask"], scale, splits=splits)
+    with mock.patch.object(triton_decode, "choose_splits", return_value=splits):
+        out = triton_decode.decode(q, k, v, arguments["causal"], arguments["mask"], scale)
     assert_as_good_as_peer(out, q, k, v, **arguments)

@@ -63,9 +63,12 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from llm_latency.attention import triton_decode, triton_prefill
+from llm_latency.kv_cache import int8_triton
 
 def compile(kernel, capability, dtype, **constants):
-    pointers = {"Q": dtype, "K": dtype, "V": dtype, "Out": dtype, "Mask": "u8"}
+    pointers = {"Q": dtype, "K": dtype, "V": dtype, "Out": dtype, "Mask": "u8",
+                "KeyWindow": dtype, "ValueWindow": dtype,
+                "KeyCodes": "i8", "ValueCodes": "i8", "KeyScales": "bf16", "ValueScales": "bf16"}
     signature = {}
     for name in kernel.arg_names:
         if name in constants:
@@ -86,6 +89,9 @@ for capability, repair in ((80, True), (90, False)):
 kernel = compile(triton_decode.split_kernel, 80, "fp16", CAUSAL=True, HAS_MASK=True, BLOCK_ROWS=16, BLOCK_K=64,
                  **common)
 print(80, "split", "mma" in kernel.asm["ptx"])
+for dtype in ("fp32", "fp16", "bf16"):
+    kernel = compile(int8_triton.decode_kernel, 80, dtype, GROUP=64, ROWS=16, **common)
+    print(80, "INT8 cache", dtype == "fp32" or "mma" in kernel.asm["ptx"])
 compile(triton_decode.join_kernel, 80, "bf16", HEAD_DIM=96, BLOCK_D=128, BLOCK_ROWS=16, BLOCK_SPLITS=32)
 print("all compiled")
 """

@@ -155,13 +155,11 @@ def choose_splits(seq_k: int, pairs: int, device: torch.device) -> int:
     return max(1, min(wanted, triton.cdiv(seq_k, BLOCK_K), MAX_SPLITS))
 
 
-def decode(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, scale: float, splits: int | None = None
-) -> Tensor:
+def decode(q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, scale: float) -> Tensor:
     """Attention of few queries by `split_kernel` and `join_kernel`; arguments are checked already.
 
     q [batch, seq_q, heads, head_dim] with seq_q * heads / kv_heads at most MAX_ROWS; k, v [batch, seq_k, kv_heads,
-    head_dim], any strides; FP32, FP16 or BF16. splits: stretches of the cache, None for `choose_splits`.
+    head_dim], any strides; FP32, FP16 or BF16.
     """
     batch, seq_q, heads, head_dim = q.shape
     seq_k, kv_heads = k.shape[1], k.shape[2]
@@ -173,7 +171,7 @@ def decode(
         return out.zero_()
     positive_q, positive = positive_scale(q, scale)
     pairs, block_rows, block_d = batch * kv_heads, padded(seq_q * group), padded(head_dim)
-    splits = choose_splits(seq_k, pairs, q.device) if splits is None else splits
+    splits = choose_splits(seq_k, pairs, q.device)
     keys_per_split = triton.cdiv(triton.cdiv(seq_k, splits), BLOCK_K) * BLOCK_K
     splits = triton.cdiv(seq_k, keys_per_split)
     part_acc, part_m, part_l = new_parts(pairs, splits, block_rows, block_d, q.device)

@@ -113,19 +113,15 @@ if not INTERPRETED:
     )
 
 
-def prefill(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, scale: float, block: int | None = None
-) -> Tensor:
+def prefill(q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, scale: float) -> Tensor:
     """Attention by `prefill_kernel`; arguments are checked already (see `dispatch.attend`).
 
-    q [batch, seq_q, heads, head_dim]; k, v [batch, seq_k, kv_heads, head_dim], any strides; FP32, FP16 or BF16. block:
-    side of the blocks, a power of two of 16 or more; None lets Triton choose.
+    q [batch, seq_q, heads, head_dim]; k, v [batch, seq_k, kv_heads, head_dim], any strides; FP32, FP16 or BF16.
     """
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if out.numel() == 0 or k.shape[1] == 0:
         return out.zero_()
-    tuned = block is None and not INTERPRETED
-    _launch(tuned_prefill_kernel if tuned else prefill_kernel, q, k, v, out, causal, mask, scale, block, repair=False)
+    _launch(prefill_kernel if INTERPRETED else tuned_prefill_kernel, q, k, v, out, causal, mask, scale, repair=False)
     if causal or mask is not None:
         repair(q, k, v, out, causal, mask, scale)
     return out
@@ -133,13 +129,20 @@ def prefill(
 
 def repair(q: Tensor, k: Tensor, v: Tensor, out: Tensor, causal: bool, mask: Tensor | None, scale: float) -> None:
     """Compute those blocks of `out` again, guarded, that hold NaN or infinities; the others are only looked at."""
-    _launch(prefill_kernel, q, k, v, out, causal, mask, scale, None, repair=True)
+    _launch(prefill_kernel, q, k, v, out, causal, mask, scale, repair=True)
 
 
 def _launch(
-    kernel, q: Tensor, k: Tensor, v: Tensor, out: Tensor, causal: bool, mask: Tensor | None, scale: float,
-    block: int | None, repair: bool,
-) -> None:  # fmt: skip
+    kernel,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    causal: bool,
+    mask: Tensor | None,
+    scale: float,
+    repair: bool,
+) -> None:
     batch, seq_q, heads, head_dim = q.shape
     q, scale = positive_scale(q, scale)
     mask_bytes, mask_strides = mask_argument(mask, q, k)
@@ -148,7 +151,7 @@ def _launch(
         UPCAST=INTERPRETED, LENGTH_CLASS=min(8192, max(128, triton.next_power_of_2(seq_q))),
     )  # fmt: skip
     if kernel is prefill_kernel:
-        options |= dict(BLOCK_Q=block or FIXED_BLOCK, BLOCK_K=block or FIXED_BLOCK, num_warps=4, num_stages=1)
+        options |= dict(BLOCK_Q=FIXED_BLOCK, BLOCK_K=FIXED_BLOCK, num_warps=4, num_stages=1)
 
     def grid(meta: dict) -> tuple[int, int, int]:
         return triton.cdiv(seq_q, meta["BLOCK_Q"]), heads, batch
