@@ -201,6 +201,7 @@ def test_a_full_card(gpu):
         lambda x: x.copy_(torch.ones(2, 3)),
         lambda x: torch.cuda.synchronize(),
         lambda x: print(x),
+        lambda x: f"{x.sum():.2f}",
         lambda x: torch.multinomial(x.abs(), 1),
     ],
 )
@@ -223,6 +224,7 @@ def test_launches_wait_for_nothing(gpu):
     torch.arange(5, device="cuda")
     torch.full((1, 1), 3, device="cuda")
     torch.ones(3).to("cuda", non_blocking=True)
+    torch.zeros(2, 3, pin_memory=True).copy_(x, non_blocking=True)
     torch.zeros(2, 3, pin_memory=True).copy_(x, non_blocking=True)
     y.view(4).float().max(dim=-1)
     assert len(gpu.syncs) == syncs and gpu.launches > launches + 8

@@ -167,6 +167,12 @@ def _text(gpu: Gpu, func, args: tuple, kwargs: dict) -> str:
         return f"{func(x.held, *args[1:], **kwargs)[:-1]}, device='cuda:0')"
 
 
+def _format(gpu: Gpu, func, args: tuple, kwargs: dict) -> str:
+    if isinstance(args[0], DeviceTensor):
+        gpu.sync("format")
+    return _held_only(gpu, func, args, kwargs)
+
+
 def _held_only(gpu: Gpu, func, args: tuple, kwargs: dict):
     """Questions about memory: the held tensor answers."""
     with gpu.standing_aside():
@@ -250,6 +256,7 @@ SPECIAL = {
     **dict.fromkeys((Tensor.__reduce_ex__,), _reduce),
     Tensor.tolist: _tolist,
     Tensor.__repr__: _text,
+    Tensor.__format__: _format,
     Tensor.pin_memory: _pin,
     Tensor.is_pinned: lambda gpu, func, args, kwargs: args[0].__dict__.get("pinned", False),
     Tensor.get_device: lambda gpu, func, args, kwargs: 0 if isinstance(args[0], DeviceTensor) else -1,
