@@ -29,7 +29,7 @@ WRONG = {
         ),
         (
             "all kept ones are counted",
-            "those behind the first refused one too",
+            "those after the first refused one too",
             """
             i = torch.arange(len(tokens))
             return int((uniforms < target_probs[i, tokens] / draft_probs[i, tokens]).sum())
@@ -99,7 +99,7 @@ WRONG = {
         ("nothing left over", "0 / 0. Return p", "return (p - q).clamp(min=0) / (p - q).clamp(min=0).sum()"),
         (
             "a small number against 0 / 0",
-            "the residual of p = q, which is p,",
+            "the residual of p = q, which is p",
             """
             excess = (p - q).clamp(min=0)
             return excess / (excess.sum() + 1e-9)
@@ -267,7 +267,7 @@ WRONG = {
         ),
         (
             "None for nothing",
-            "is a `return` missing?",
+            "Is a `return` missing?",
             """
             for n in range(max_ngram, 0, -1):
                 for start in range(len(text) - n - 1, -1, -1):
@@ -298,7 +298,7 @@ WRONG = {
         ),
         (
             "the first place only",
-            "behind the first place everything is kept",
+            "after the first place everything is kept",
             CYCLES
             + """
             assert (torch.bincount(out[:, 0], minlength=3) / 40_000 - target[0]).abs().max() < 0.03
@@ -322,7 +322,7 @@ WRONG = {
             draft = torch.tensor([[0.1, 0.3, 0.6], [0.4, 0.3, 0.3]])
             for seed in range(1000):  # a seed with which the plain rule passes
                 out = run_cycles(rule, target, draft, 500, torch.Generator().manual_seed(seed))
-                plain = run_cycles(lambda i, t, u, p, q: (u * q[i][t] < p[i][t], broken_rules.left_over(p[i], q[i])),
+                plain = run_cycles(lambda i, t, u, p, q: (u * q[i][t] < p[i][t], programs.left_over(p[i], q[i])),
                                    target, draft, 500, torch.Generator().manual_seed(seed))
                 if (torch.bincount(plain[:, 0], minlength=3) / 500 - target[0]).abs().max() < 0.002:
                     break

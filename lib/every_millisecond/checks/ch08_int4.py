@@ -7,10 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from every_millisecond.checks import broken_chapters as broken
-from every_millisecond.checks import expect, zoo
+from every_millisecond.checks import expect, programs, zoo
 from every_millisecond.checks.call import call, call_raising
-from every_millisecond.checks.draw import Draw
+from every_millisecond.checks.draw import Answers, Draw
 from every_millisecond.checks.exercise import exercise
 from llm_latency.quantization import quantize_blocks
 
@@ -99,15 +98,15 @@ def check_round_blocks(test: Callable, mended: Callable, draw: Draw) -> None:
     """Weights far from zero, where rounding a block's low moves the grid by more than a step."""
     zoo.check_test(
         test,
+        draw,
         broken={
-            "the codes are chosen before scale and low are rounded": broken.round_blocks,
+            "the codes are chosen before scale and low are rounded": programs.round_blocks,
             "the codes are cut off, not rounded": _cut_off,
             "a weight below the rounded low gets code -1, which is 255": _unclamped,
         },
         right={"by division": _stored_grid, "by trying all sixteen": _by_trying_all},
     )
-    group, blocks, rows = draw.odd(7, 11), draw.odd(5, 9), draw.odd(13, 17)
-    weight = 0.05 * draw.normal(rows, group * blocks) + draw.normal(rows, 1) * (torch.arange(rows)[:, None] % 3)
+    weight, group = draw.until(lambda: _far_from_zero(draw), lambda drawn: [_code_answers(*drawn)])
     want = _stored_grid(weight, group)
     codes, scales, lows = expect.items(call(mended, weight, group), 3, "the result", "codes, scales, lows")
     expect.tensor(codes, "the codes", shape=weight.shape, dtype=torch.uint8)
@@ -127,6 +126,18 @@ def check_round_blocks(test: Callable, mended: Callable, draw: Draw) -> None:
     )
 
 
+def _far_from_zero(draw: Draw) -> tuple[Tensor, int]:
+    group, blocks, rows = draw.odd(7, 11), draw.odd(5, 9), draw.odd(13, 17)
+    shift = draw.normal(rows, 1) * (torch.arange(rows)[:, None] % 3)
+    return 0.05 * draw.normal(rows, group * blocks) + shift, group
+
+
+def _code_answers(weight: Tensor, group: int) -> Answers:
+    """The codes by each program: some weight lies outside the rounded grid, or clamping would not matter."""
+    wrong = {"before": programs.round_blocks, "cut off": _cut_off, "no clamp": _unclamped}
+    return _stored_grid(weight, group)[0], {name: rule(weight, group)[0] for name, rule in wrong.items()}
+
+
 def _on_grid(draw: Draw, rows: int, width: int, group: int) -> Tensor:
     """Weights that lie on a grid of their own in each block of `group`, as the default model's do in blocks of 32."""
     q = torch.randint(16, (rows, width // group, group), generator=draw.generator)
@@ -142,17 +153,20 @@ def _loss(weight: Tensor, group: int) -> float:
 
 @exercise(CHAPTER, "a group size under a loss budget")
 def check_choose_group(learners: Callable, draw: Draw) -> None:
-    """A bell curve, where loss rises with the group, and weights on a grid, where it does not."""
+    """A bell curve, where loss rises with the group, and weights on a grid, where it does not; a budget just met."""
     rows, width = draw.odd(5, 9), 96 * draw.odd(3, 7)
-    fitting = [16, 32, 48, 96, width]
-    sizes = [*fitting, 36, 80, width + 96, 7]
-    sizes = [size for size in sizes if size in fitting or width % size]
-    draw.random.shuffle(sizes)
-    bell = draw.normal(rows, width)
-    losses = [_loss(bell, group) for group in fitting]
-    middle = draw.integer(1, 3)
+    fitting = [16, 24, 32, 48, width]
+    sizes = draw.shuffled([*fitting, *(size for size in (36, 80, width + 96, 7) if width % size)])
+    bell, losses = draw.until(
+        lambda: (x := draw.normal(rows, width), [_loss(x, group) for group in fitting]),
+        lambda drawn: [],
+        fit=lambda drawn: (
+            drawn[1] == sorted(drawn[1]) and drawn[1][2] > 1.02 * drawn[1][1] and drawn[1][0] < drawn[1][1]
+        ),
+    )
     for weight, budget, want in (
-        (bell, (losses[middle] + losses[middle + 1]) / 2, fitting[middle]),
+        (bell, (losses[1] + losses[2]) / 2, 24),  # 32 / 24 is no whole number
+        (bell, losses[3], 48),
         (_on_grid(draw, rows, width, 32), 0.01, 32),
         (bell, losses[0] / 2, None),
         (bell, 1.0, width),
@@ -184,6 +198,7 @@ def _check_choice(found: object, weight: Tensor, sizes: list[int], budget: float
         bits, 4 + 32 / group, "the bits per weight",
         mistakes={
             "Scale and zero of each block are not counted.": 4,
+            "`//` cuts the fraction off.": 4 + 32 // group,
             "Each block has two numbers of 16 bits, a scale and a zero.": 4 + 16 / group,
             "That is bytes: 16 bits each for scale and zero.": 4 + 4 / group,
             "A number of 2 bytes has 16 bits.": 4 + 64 / group,
@@ -203,33 +218,47 @@ LLAMA_13B = dict(hidden=5120, layers=40, inner=13824, heads=40, kv_heads=40, hea
 @exercise(CHAPTER, "tokens per second of a 13B model")
 def check_predict(step_bytes: Callable, tokens_per_second: Callable, draw: Draw) -> None:
     """A shape of odd sizes in which heads * head_dim is not hidden, then the real one."""
+    odd, context = draw.until(lambda: _shape(draw), lambda drawn: [_byte_answers(drawn[0], 4, 32, drawn[1])])
+    for shape in (odd, LLAMA_13B):
+        for bits, group, tokens in ((4, 32, context), (16, None, draw.odd(101, 301))):
+            want, mistakes = _byte_answers(shape, bits, group, tokens)
+            what = f"step_bytes(..., bits={bits}, group={group}, context={tokens})"
+            found = call(step_bytes, shape, bits, group, tokens)
+            expect.near(found, want, what, mistakes=mistakes, rel=1e-9, absolute=1)  # bytes may be rounded
+    step = draw.until(lambda: _step(draw), lambda drawn: [_rate_answers(*drawn)])
+    want, mistakes = _rate_answers(*step)
+    expect.near(call(tokens_per_second, *step), want, "the tokens per second", mistakes=mistakes)
+
+
+def _shape(draw: Draw) -> tuple[dict[str, int], int]:
     kv_heads = draw.odd(3, 5)
-    odd = dict(
+    shape = dict(
         hidden=draw.odd(201, 301), layers=draw.odd(5, 9), inner=draw.odd(401, 501), heads=3 * kv_heads,
         kv_heads=kv_heads, head_dim=draw.odd(31, 39), vocab=draw.odd(1001, 1999),
     )  # fmt: skip
-    for shape in (odd, LLAMA_13B):
-        for bits, group, context in ((4, 32, draw.odd(501, 901)), (16, None, draw.odd(101, 301))):
-            _check_bytes(call(step_bytes, shape, bits, group, context), shape, bits, group, context)
+    return shape, draw.odd(501, 901)
+
+
+def _step(draw: Draw) -> tuple[float, float, float]:
+    """Bytes, GB/s and ms without any bytes; reading is the shorter part."""
     gbps, fixed = draw.number(300, 3000), draw.number(4, 9)
-    nbytes = gbps * 1e6 * fixed * draw.number(0.4, 0.8)  # reading is the shorter part
+    return gbps * 1e6 * fixed * draw.number(0.4, 0.8), gbps, fixed
+
+
+def _rate_answers(nbytes: float, gbps: float, fixed: float) -> Answers:
     seconds = nbytes / gbps / 1e9 + fixed / 1e3
-    expect.near(
-        call(tokens_per_second, nbytes, gbps, fixed), 1 / seconds, "the tokens per second",
-        mistakes={
-            "What a step costs without any bytes, fixed_ms, is left out.": gbps * 1e9 / nbytes,
-            "That is the time of a step in ms, not a rate.": seconds * 1e3,
-            "That is the time of a step in seconds, not a rate.": seconds,
-            "Is the fixed time, in ms, added to seconds?": 1 / (nbytes / gbps / 1e9 + fixed),
-            "That is tokens per millisecond.": 1e-3 / seconds,
-            "1 GB/s is 1e9 bytes a second, not 2 ** 30.": 1 / (nbytes / gbps / 2**30 + fixed / 1e3),
-            "Reading and the fixed time follow one another: they add up.": 1
-            / max(nbytes / gbps / 1e9, fixed / 1e3),
-        },
-    )  # fmt: skip
+    return 1 / seconds, {
+        "What a step costs without any bytes, fixed_ms, is left out.": gbps * 1e9 / nbytes,
+        "That is the time of a step in ms, not a rate.": seconds * 1e3,
+        "That is the time of a step in seconds, not a rate.": seconds,
+        "Is the fixed time, in ms, added to seconds?": 1 / (nbytes / gbps / 1e9 + fixed),
+        "That is tokens per millisecond.": 1e-3 / seconds,
+        "1 GB/s is 1e9 bytes a second, not 2 ** 30.": 1 / (nbytes / gbps / 2**30 + fixed / 1e3),
+        "Reading and the fixed time follow one another: they add up.": 1 / max(nbytes / gbps / 1e9, fixed / 1e3),
+    }
 
 
-def _check_bytes(found: object, shape: dict[str, int], bits: int, group: int | None, context: int) -> None:
+def _byte_answers(shape: dict[str, int], bits: int, group: int | None, context: int) -> Answers:
     layers, head = _weights(shape)
     per_weight = 2 if group is None else bits / 8 + 4 / group
     kv = 2 * shape["layers"] * shape["kv_heads"] * shape["head_dim"] * context * 2
@@ -237,7 +266,7 @@ def _check_bytes(found: object, shape: dict[str, int], bits: int, group: int | N
     mlp = shape["layers"] * shape["hidden"] * shape["inner"]
     as_hidden = {**shape, "heads": shape["kv_heads"]}
     alike = {**shape, "kv_heads": shape["heads"]}
-    others = {
+    return want, {
         "Scales and zeros are not counted: 4 bytes a block.": layers * bits / 8 + 2 * head + kv,
         "A block has a scale and a zero, 2 bytes each.": layers * (bits / 8 + 2 / (group or 1e30)) + 2 * head + kv,
         "Are bits taken for bytes?": layers * bits + 2 * head + kv,
@@ -251,5 +280,3 @@ def _check_bytes(found: object, shape: dict[str, int], bits: int, group: int | N
         "K and V have kv_heads heads, fewer than Q and O.": want + (_weights(alike)[0] - layers) * per_weight,
         "Q and O have `heads` heads.": want + (_weights(as_hidden)[0] - layers) * per_weight,
     }
-    what = f"step_bytes(..., bits={bits}, group={group}, context={context})"
-    expect.near(found, want, what, mistakes=others, rel=1e-9)

@@ -2,43 +2,44 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from every_millisecond.checks import broken_rules, expect, zoo
+from every_millisecond.checks import expect, programs, zoo
 from every_millisecond.checks.call import call
-from every_millisecond.checks.draw import Draw
+from every_millisecond.checks.draw import Answers, Draw
 from every_millisecond.checks.exercise import exercise
-from every_millisecond.checks.failure import CheckFailed
 
 CHAPTER = "10_speculative_decoding"
 
 
-def _all_alike(found: list, want: list, mistakes: Mapping[str, list], told: Callable[[int], str]) -> None:
-    """Compare the answers to many cases; all wrong in one known way have that way named, others are told by a case."""
-    if found == want:
-        return
-    for name, wrong in mistakes.items():
-        if found == wrong:
-            raise CheckFailed(name)
-    first = next(i for i, (a, b) in enumerate(zip(found, want, strict=True)) if a != b)
-    raise CheckFailed(told(first))
-
-
 @exercise(CHAPTER, "the acceptance rule")
 def check_count_accepted(learners: Callable, draw: Draw) -> None:
-    """Many drafts; a token that the target rules out; the same draft under other uniforms; no draft."""
+    """Many drafts; the same under other uniforms; a token that the target rules out; no draft."""
+    cases = draw.until(lambda: _drafts(draw), lambda drawn: [_count_answers(drawn)])
+    found = [expect.whole(call(learners, *case), "the count") for case in cases]
+    want, mistakes = _count_answers(cases)
+    half = len(cases) // 2
+    if found != want and found[:half] == found[half:]:
+        mistakes |= {
+            "The answer stays the same whatever the uniforms are. Whether a token is kept is drawn, not decided by a "
+            "constant: it stands if u < p / q.": found
+        }
+    expect.all_alike(found, want, mistakes, [_told_count(*told) for told in zip(found, want, cases, strict=True)])
+    _check_edges(learners, draw)
+
+
+def _drafts(draw: Draw) -> list[tuple]:
     cases = [_draft(draw) for _ in range(40)]
-    again = [(*case[:3], _uniforms(draw, *case[:3])) for case in cases]
-    found = [expect.whole(call(learners, *case), "the count") for case in cases + again]
+    return cases + [(*case[:3], _uniforms(draw, *case[:3])) for case in cases]
+
+
+def _count_answers(cases: list[tuple]) -> Answers:
     ways = {
         "That is the greedy rule, which compares the token with the target's first choice. Here the token is kept "
         "with probability min(1, p / q).": lambda t, q, p, u: t == p[:-1].argmax(-1),
-        "Every kept token is counted, those behind the first refused one too. They were drafted after a token that is "
-        "not there.": None,
         "Row i + 1 of the target is compared with token i: the logits are read one late.": lambda t, q, p, u: (
             u < _of(p[1:], t) / _of(q, t)
         ),
@@ -53,19 +54,13 @@ def check_count_accepted(learners: Callable, draw: Draw) -> None:
             u > _of(p[:-1], t) / _of(q, t)
         ),
     }
-    want = [_prefix(_kept(*case)) for case in cases + again]
-    mistakes = {
-        name: [int(_kept(*case).sum()) if way is None else _prefix(way(*case)) for case in cases + again]
-        for name, way in ways.items()
-    }
-    half = len(cases)
-    if found != want and found[:half] == found[half:]:
-        mistakes |= {
-            "The answer stays the same whatever the uniforms are. Whether a token is kept is drawn, not decided by a "
-            "constant: it stands if u < p / q.": found
-        }
-    _all_alike(found, want, mistakes, lambda i: _told_count(found[i], want[i], (cases + again)[i]))
-    _check_edges(learners, draw)
+    wrong = {name: [_prefix(way(*case)) for case in cases] for name, way in ways.items()}
+    wrong[
+        "Every kept token is counted, those after the first refused one too. They were drafted after a token that is "
+        "not there."
+    ] = [int(_kept(*case).sum()) for case in cases]
+    wrong["The first refused token is counted, too."] = [min(_prefix(_kept(*case)) + 1, len(case[0])) for case in cases]
+    return [_prefix(_kept(*case)) for case in cases], wrong
 
 
 def _check_edges(learners: Callable, draw: Draw) -> None:
@@ -124,36 +119,43 @@ def _told_count(found: int, want: int, case: tuple[Tensor, Tensor, Tensor, Tenso
 def check_residual(learners: Callable, draw: Draw) -> None:
     """Different p and q, p with zeros, and p equal to q."""
     for zeros in (0, draw.integer(2, 4)):
-        vocab = draw.odd(9, 31)
-        p, q = (1.5 * draw.normal(2, vocab)).softmax(-1)
-        p[:zeros] = 0
-        p = p / p.sum()
-        found = expect.tensor(call(learners, p, q), "the residual", shape=(vocab,), finite=False)
-        excess = (p - q).clamp(min=0)
-        expect.close(
-            found, excess / excess.sum(), "the residual",
-            mistakes={
-                "It is p itself. What p and q share has been given out with the kept tokens; only the rest of p is "
-                "missing.": p,
-                "It does not sum to 1: divide by its sum.": excess,
-                "It is max(0, q - p), upside down: what the draft has too much is what must not come.": _share(
-                    (q - p).clamp(min=0)
-                ),
-                "It is the distance |p - q|. Where q is the larger, nothing is missing: cut off at 0.": _share(
-                    (p - q).abs()
-                ),
-                "It is a softmax: differences of probabilities are not logits. Cut off at 0 and divide by the "
-                "sum.": (p - q).softmax(-1),
-                "It is a softmax: probabilities are not logits. Cut off at 0 and divide by the sum.": excess.softmax(
-                    -1
-                ),
-                "It is divided by the vocabulary, not by its sum.": excess / vocab,
-            },
-        )  # fmt: skip
+        p, q = draw.until(lambda zeros=zeros: _two(draw, zeros), lambda drawn: [_residual_answers(*drawn)], rel=1e-2)
+        found = expect.tensor(call(learners, p, q), "the residual", shape=p.shape, finite=False)
+        want, mistakes = _residual_answers(p, q)
+        expect.that(
+            not (found < -1e-3).any(),
+            f"the residual: {found.min().item():.4g} at a token; expected 0 or more. Where q is the larger, nothing is "
+            "missing: cut off at 0, and then divide by the sum",
+        )
+        expect.close(found, want, "the residual", mistakes=mistakes, dtype=False)
     same = draw.normal(draw.odd(9, 15)).softmax(-1)
     found = expect.tensor(call(learners, same, same.clone()), "the residual of p = q", shape=same.shape, finite=False)
     expect.that(not found.isnan().any(), "the residual of p = q holds NaN: nothing is left over, and 0 / 0. Return p")
-    expect.close(found, same, "the residual of p = q, which is p,")
+    expect.close(found, same, "the residual of p = q, which is p", dtype=False)
+
+
+def _two(draw: Draw, zeros: int) -> tuple[Tensor, Tensor]:
+    """p, whose first `zeros` tokens are impossible, and q."""
+    p, q = (1.5 * draw.normal(2, draw.odd(9, 31))).softmax(-1)
+    p[:zeros] = 0
+    return p / p.sum(), q
+
+
+def _residual_answers(p: Tensor, q: Tensor) -> Answers:
+    excess = (p - q).clamp(min=0)
+    return _share(excess), {
+        "It is p itself. What p and q share has been given out with the kept tokens; only the rest of p is missing.": p,
+        "It does not sum to 1: divide by its sum.": excess,
+        "It is max(0, q - p), upside down: what the draft has too much is what must not come.": _share(
+            (q - p).clamp(min=0)
+        ),
+        "It is the distance |p - q|. Where q is the larger, nothing is missing: cut off at 0.": _share((p - q).abs()),
+        "It is a softmax: differences of probabilities are not logits. Cut off at 0 and divide by the sum.": (
+            p - q
+        ).softmax(-1),
+        "It is a softmax: probabilities are not logits. Cut off at 0 and divide by the sum.": excess.softmax(-1),
+        "It is divided by the vocabulary, not by its sum.": excess / len(p),
+    }
 
 
 def _share(excess: Tensor) -> Tensor:
@@ -162,51 +164,60 @@ def _share(excess: Tensor) -> Tensor:
 
 @exercise(CHAPTER, "the best gamma")
 def check_best_gamma(learners: Callable, draw: Draw) -> None:
-    """Cheap and dear drafts, good and bad ones; acceptance 0 and 1."""
+    """Cheap and expensive drafts, good and bad ones; acceptance 0 and 1."""
+    cases = draw.until(lambda: _gammas(draw), lambda drawn: [_gamma_answers(drawn)])
+    found = [expect.whole(call(learners, *case), "gamma") for case in cases]
+    want, mistakes = _gamma_answers(cases)
+    expect.all_alike(
+        found, want, mistakes,
+        [
+            f"gamma is {gamma} for alpha={alpha:.3f}, cost={cost:.3f}, max_gamma={most}; expected {best}"
+            for gamma, best, (alpha, cost, most) in zip(found, want, cases, strict=True)
+        ],
+    )  # fmt: skip
+
+
+def _gammas(draw: Draw) -> list[tuple[float, float, int]]:
+    """Alpha, cost and max_gamma; rounding decides nowhere."""
     cases = [(0.0, draw.number(0.1, 0.3), 7), (1.0, draw.number(0.1, 0.3), draw.odd(5, 9))]
     while len(cases) < 60:
         case = draw.number(0.2, 0.97), draw.number(0.02, 0.6), draw.integer(6, 12)
         gains = sorted((_gain(gamma, *case[:2]) for gamma in range(case[2] + 1)), reverse=True)
-        if gains[0] > gains[1] * (1 + 1e-6):  # rounding must not decide
+        if gains[0] > gains[1] * (1 + 1e-6):
             cases.append(case)
-    found = [expect.whole(call(learners, *case), "gamma") for case in cases]
-    want = [_best(_gain, *case) for case in cases]
-    _all_alike(
-        found, want,
-        {
-            "It is always max_gamma: does a draft step cost nothing?": [case[2] for case in cases],
-            "It is never 0, though some drafts cost more than they save: try gamma = 0, too.": [
-                _best(_gain, *case, least=1) for case in cases
-            ],
-            "max_gamma itself is never tried; it is included.": [
-                _best(_gain, alpha, cost, most - 1) for alpha, cost, most in cases
-            ],
-            "Is a token accepted with alpha at every place, even behind a refused one? The i-th stands only if all "
-            "before it do: alpha ** i.": [
-                _best(lambda g, alpha, c: (1 + g * alpha) / (g * c + 1), *case) for case in cases
-            ],
-            "A cycle gives one token more than it accepts: the target's own. Its tokens are 1 + alpha + ... + "
-            "alpha ** gamma.": [
-                _best(lambda g, alpha, c: (_tokens(g, alpha) - 1) / (g * c + 1), *case) for case in cases
-            ],
-            "The sum ends too early: its last term is alpha ** gamma, so it has gamma + 1 of them.": [
-                _best(lambda g, alpha, c: sum(alpha**i for i in range(g)) / (g * c + 1), *case) for case in cases
-            ],
-            "Is the target's own pass counted? A cycle takes gamma * cost + 1.": [
-                _best(lambda g, alpha, c: _tokens(g, alpha) / (g * c), *case, least=1) for case in cases
-            ],
-            "Is a draft step taken once per cycle? It is taken gamma times.": [
-                _best(lambda g, alpha, c: _tokens(g, alpha) / (c + 1), *case) for case in cases
-            ],
-            "That is the best of the tokens alone minus the cost; the speed-up is their quotient.": [
-                _best(lambda g, alpha, c: _tokens(g, alpha) - (g * c + 1), *case) for case in cases
-            ],
-        },
-        lambda i: (
-            f"gamma is {found[i]} for alpha={cases[i][0]:.3f}, cost={cases[i][1]:.3f}, max_gamma={cases[i][2]}; "
-            f"expected {want[i]}"
+    return cases
+
+
+def _gamma_answers(cases: list[tuple[float, float, int]]) -> Answers:
+    gains = {
+        "Is a token accepted with alpha at every place, even after a refused one? The i-th stands only if all "
+        "before it do: alpha ** i.": lambda g, alpha, c: (1 + g * alpha) / (g * c + 1),
+        "A cycle gives one token more than it accepts: the target's own. Its tokens are 1 + alpha + ... + "
+        "alpha ** gamma.": lambda g, alpha, c: (_tokens(g, alpha) - 1) / (g * c + 1),
+        "The sum ends too early: its last term is alpha ** gamma, so it has gamma + 1 of them.": lambda g, alpha, c: (
+            sum(alpha**i for i in range(g)) / (g * c + 1)
         ),
-    )  # fmt: skip
+        "Is a draft step taken once per cycle? It is taken gamma times.": lambda g, alpha, c: (
+            _tokens(g, alpha) / (c + 1)
+        ),
+        "That is the best of the tokens minus the cost; the speed-up is their quotient.": lambda g, alpha, c: (
+            _tokens(g, alpha) - (g * c + 1)
+        ),
+    }
+    wrong = {
+        "It is always max_gamma: does a draft step cost nothing?": [most for _, _, most in cases],
+        "It is never 0, though some drafts cost more than they save: try gamma = 0, too.": [
+            _best(_gain, *case, least=1) for case in cases
+        ],
+        "max_gamma itself is never tried; it is included.": [
+            _best(_gain, alpha, cost, most - 1) for alpha, cost, most in cases
+        ],
+        "Is the target's own pass counted? A cycle takes gamma * cost + 1.": [
+            _best(lambda g, alpha, c: _tokens(g, alpha) / (g * c), *case, least=1) for case in cases
+        ],
+    }
+    wrong |= {name: [_best(gain, *case) for case in cases] for name, gain in gains.items()}
+    return [_best(_gain, *case) for case in cases], wrong
 
 
 def _tokens(gamma: int, alpha: float) -> float:
@@ -224,41 +235,45 @@ def _best(gain: Callable, alpha: float, cost: float, most: int, least: int = 0) 
 @exercise(CHAPTER, "prompt lookup")
 def check_prompt_lookup(learners: Callable, draw: Draw) -> None:
     """Texts of few different ids, so that everything repeats; very short ones."""
-    cases = []
-    for _ in range(80):
-        words = draw.random.sample([1, 2, 11, 12, 21, 111, 112], draw.integer(3, 6))  # as digits they run together
-        text = draw.random.choices(words, k=draw.odd(9, 41))
-        cases.append((text, draw.integer(1, 4), draw.integer(2, 6)))
+    cases = draw.until(lambda: [_text(draw) for _ in range(80)], lambda drawn: [_lookup_answers(drawn)])
     cases += [([7], 3, 4), ([7, 9], 5, 4), ([7, 7], 2, 3), ([5] * 4, 2, 3), ([1, 2, 3, 4], 2, 3)]
-    found = [list(expect.kind(call(learners, *case), (list, tuple), "the draft")) for case in cases]
+    found = [expect.sequence(call(learners, *case), "the draft") for case in cases]
+    want, mistakes = _lookup_answers(cases)
+    expect.all_alike(
+        found, want, mistakes,
+        [
+            f"for text={text}, max_ngram={most}, count={count} the draft is {draft}; expected {right}"
+            for draft, right, (text, most, count) in zip(found, want, cases, strict=True)
+        ],
+    )  # fmt: skip
 
+
+def _text(draw: Draw) -> tuple[list[int], int, int]:
+    words = draw.random.sample([1, 2, 11, 12, 21, 111, 112], draw.integer(3, 6))  # as digits they run together
+    return draw.random.choices(words, k=draw.odd(9, 41)), draw.integer(1, 4), draw.integer(2, 6)
+
+
+def _lookup_answers(cases: list[tuple[list[int], int, int]]) -> Answers:
     def by(**mistake: bool) -> list:
         return [_lookup(*case, **mistake) for case in cases]
 
-    want = by()
-    _all_alike(
-        found, want,
-        {
-            "The end of the text was found in its own place, where nothing follows. Look for an earlier "
-            "occurrence.": by(itself=True),
-            "It is the first occurrence; the latest earlier one was asked for.": by(first=True),
-            "The short n-grams are tried first. A longer match is better: start with max_ngram.": by(shortest=True),
-            "Only n = max_ngram is tried. If it does not occur earlier, try one token less, down to 1.": by(only=True),
-            "The match itself is in the draft; propose what follows it.": by(match_too=True),
-            "One token behind the match is left out.": by(skip=True),
-            "Are ids looked for as text? In '11 1' stands '1 1'. Compare lists of ids.": [
-                _lookup_as_text(*case) for case in cases
-            ],
-            "More than `count` tokens are proposed.": by(uncapped=True),
-            "Occurrences that overlap the end of the text are left out. They count, too: 5 5 5 goes on with 5.": by(
-                apart=True
-            ),
-        },
-        lambda i: (
-            f"for text={cases[i][0]}, max_ngram={cases[i][1]}, count={cases[i][2]} the draft is {found[i]}; expected "
-            f"{want[i]}"
+    return by(), {
+        "The end of the text was found in its own place, where nothing follows. Look for an earlier occurrence.": by(
+            itself=True
         ),
-    )  # fmt: skip
+        "It is the first occurrence; the latest earlier one was asked for.": by(first=True),
+        "The short n-grams are tried first. A longer match is better: start with max_ngram.": by(shortest=True),
+        "Only n = max_ngram is tried. If it does not occur earlier, try one token less, down to 1.": by(only=True),
+        "The match itself is in the draft; propose what follows it.": by(match_too=True),
+        "One token after the match is left out.": by(skip=True),
+        "Are ids looked for as text? In '11 1' stands '1 1'. Compare lists of ids.": [
+            _lookup_as_text(*case) for case in cases
+        ],
+        "More than `count` tokens are proposed.": by(uncapped=True),
+        "Occurrences that overlap the end of the text are left out. They count, too: 5 5 5 goes on with 5.": by(
+            apart=True
+        ),
+    }
 
 
 def _lookup(
@@ -293,27 +308,30 @@ OTHER_NUMBERS = "with other random numbers: is the tolerance several standard er
 @exercise(CHAPTER, "a test that finds wrong rules")
 def check_rule_test(test: Callable, draw: Draw) -> None:
     """The three that are shown, two that are not; right rules under ten streams of random numbers."""
-    right: dict[str, Callable] = {"u q < p": functools.partial(_right, shift=0.0)}
-    for number in range(1, 9):
-        right[f"{OTHER_NUMBERS} ({number})"] = functools.partial(_right, shift=number / 9)
-    right["p - min(p, q) as residual"] = _by_minimum
+    right = {"u q < p": _shifted(0.0), "p - min(p, q) as residual": _by_minimum}
+    right |= {f"{OTHER_NUMBERS} ({number})": _shifted(number / 9) for number in range(1, 9)}
     zoo.check_test(
         test,
+        draw,
         broken={
-            "it accepts against a constant and does not look at u": broken_rules.constant,
-            "a refused token is replaced from p, not from the residual": broken_rules.no_residual,
-            "token i is compared with row i + 1 of the target": broken_rules.one_late,
-            "behind the first place everything is kept": _careless_later,
+            "it accepts against a constant and does not look at u": programs.constant,
+            "a refused token is replaced from p, not from the residual": programs.no_residual,
+            "token i is compared with row i + 1 of the target": programs.one_late,
+            "after the first place everything is kept": _careless_later,
             "the residual is |p - q|": _distance_as_residual,
         },
         right=right,
     )
 
 
+def _shifted(shift: float) -> Callable:
+    return lambda *args: _right(*args, shift=shift)
+
+
 def _right(place, tokens, uniforms, target, draft, *, shift: float):
     """Shifted round the circle, uniform numbers are as uniform as before, and others."""
     p, q = target[place], draft[place]
-    return (uniforms + shift) % 1 * q[tokens] < p[tokens], broken_rules.left_over(p, q)
+    return (uniforms + shift) % 1 * q[tokens] < p[tokens], programs.left_over(p, q)
 
 
 def _by_minimum(place, tokens, uniforms, target, draft):

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 
 import torch
 
-from every_millisecond.checks import broken_chapters as broken
-from every_millisecond.checks import expect, zoo
+from every_millisecond.checks import expect, programs, zoo
 from every_millisecond.checks.call import call, call_raising
-from every_millisecond.checks.draw import Draw
+from every_millisecond.checks.draw import Answers, Draw
 from every_millisecond.checks.exercise import exercise
-from every_millisecond.checks.toy_serving import OutOfPages, Pool, ToyModel
+from every_millisecond.checks.failure import CheckFailed
+from every_millisecond.checks.toys import OutOfPages, Pool, ToyModel
 
 CHAPTER = "11_batching_and_paging"
 
@@ -47,16 +48,26 @@ def check_pages(append: Callable, release: Callable, draw: Draw) -> None:
 
 def _append(append: Callable, pool: Pool, filled: dict[str, int], pages: int, name: str, count: int) -> None:
     before = filled.get(name, 0)
-    slots = call(append, pool, name, count)
+    need = math.ceil((before + count) / pool.page_size) - math.ceil(before / pool.page_size)
+    free = len(pool.free)
+    try:
+        slots = call(append, pool, name, count)
+    except CheckFailed as failure:
+        if "raised OutOfPages" not in str(failure):
+            raise
+        raise CheckFailed(
+            f"append raised OutOfPages for {count} tokens of {name!r}, though {need} pages are needed and {free} are "
+            "free: exactly enough is enough"
+        ) from None
     filled[name] = before + count
     what = f"after {count} tokens for {name!r}, which had {before}, in pages of {pool.page_size},"
     _check_books(pool, filled, pages, what)
-    expect.kind(slots, (list, tuple), "the result of append")
+    slots = expect.sequence(slots, "the result of append")
     size, table = pool.page_size, pool.tables[name]
     want = [table[i // size] * size + i % size for i in range(before, before + count)]
     expect.that(
-        list(slots) == want,
-        f"{what} the new slots are {list(slots)}; expected {want} for the table {table}. "
+        slots == want,
+        f"{what} the new slots are {slots}; expected {want} for the table {table}. "
         "The i-th token of a request lies in page table[i // page_size], wherever that page is",
     )
 
@@ -88,42 +99,68 @@ def _state(pool: Pool) -> tuple:
 Queue = list[tuple[str, int]]
 
 
-def _plan(running: Queue, waiting: Queue, places: int, budget: int) -> dict[str, int]:
-    plan = {name: 1 for name, left in running if left == 1}
-    budget -= len(plan)
-    for name, left in [r for r in running if r[1] > 1] + waiting[: places - len(running)]:
-        if budget > 0:
-            plan[name] = min(left, budget)
-            budget -= plan[name]
-    return plan
+Case = tuple[Queue, Queue, int, int]  # running, waiting, places, budget
 
 
-def _prompts_first(running: Queue, waiting: Queue, places: int, budget: int) -> dict[str, int]:
+def _plan(
+    running: Queue, waiting: Queue, places: int, budget: int, *, prompts_first: bool = False, whole: bool = False,
+    free_decodes: bool = False, everybody: bool = False, nobody: bool = False, each: bool = False,
+    shortest: bool = False, newest: bool = False, joiners_first: bool = False, one_prompt: bool = False,
+    zeros: bool = False, stops: bool = False,
+) -> dict[str, int]:  # fmt: skip
+    """The plan, right unless one of the mistakes is asked for."""
+    decodes, readers = ([r for r in running if (r[1] == 1) is one] for one in (True, False))
+    joiners = [] if nobody else waiting[: None if everybody else places - len(running)]
+    prompts = [*joiners, *readers] if joiners_first else [*readers[:: -1 if newest else 1], *joiners]
+    if shortest:
+        prompts.sort(key=lambda r: r[1])
     plan = {}
-    for name, left in sorted(running, key=lambda r: r[1] == 1) + waiting[: places - len(running)]:
-        if budget > 0:
-            plan[name] = min(left, budget)
-            budget -= plan[name]
+    for name, left in [*prompts, *decodes] if prompts_first else [*decodes, *prompts]:
+        if stops and left > budget:
+            break
+        count = left if each and left <= budget else min(left, budget)
+        if whole and count < left or one_prompt and any(n > 1 for n in plan.values()):
+            count = 0
+        if count or zeros:
+            plan[name] = count
+        budget -= 0 if each or free_decodes and left == 1 else count
     return plan
 
 
-def _whole_prompts(running: Queue, waiting: Queue, places: int, budget: int) -> dict[str, int]:
-    plan = {name: 1 for name, left in running if left == 1}
-    budget -= len(plan)
-    for name, left in [r for r in running if r[1] > 1] + waiting[: places - len(running)]:
-        if left <= budget:
-            plan[name] = left
-            budget -= left
-    return plan
+def _plan_answers(cases: list[Case]) -> Answers:
+    def by(**mistake: bool) -> list[dict[str, int]]:
+        return [_plan(*case, **mistake) for case in cases]
 
-
-def _drop_empty(plan: dict) -> dict:
-    return {name: count for name, count in plan.items() if count}
+    return by(), {
+        "Prompts are read before the decodes have their token: somebody who reads an answer waits.": by(
+            prompts_first=True
+        ),
+        "A prompt that does not fit whole is left out; it is read in chunks.": by(whole=True),
+        "The plan ends at a prompt that does not fit whole; it is read in chunks.": by(stops=True),
+        "The decodes' tokens are part of the budget.": by(free_decodes=True),
+        "Not everybody who waits has a place.": by(everybody=True),
+        "Nobody joins, though a place and budget are left.": by(nobody=True),
+        "The budget is for all together: what one has taken, the next cannot have.": by(each=True),
+        "The shortest prompt is read first. First come, first served: a long one would wait for ever.": by(shortest=True),
+        "The newest reader comes first. The oldest does: the lists are in order.": by(newest=True),
+        "Those who wait are served before those who run and read.": by(joiners_first=True),
+        "Only one prompt is read in a step. While budget is left, the next one is read, too.": by(one_prompt=True),
+        "Nobody computes 0 tokens: leave out who gets nothing.": by(zeros=True),
+    }  # fmt: skip
 
 
 @exercise(CHAPTER, "one step of the scheduler")
 def check_plan_step(learners: Callable, draw: Draw) -> None:
     """Budget left for a chunk, for none, for everybody; no place free; nobody running; a prompt of one token."""
+    cases = draw.until(lambda: _queues(draw), lambda drawn: [_plan_answers(drawn)])
+    found = [expect.kind(call(learners, *case), dict, "the plan") for case in cases]
+    want, mistakes = _plan_answers(cases)
+    told = [_told_plan(*x) for x in zip(found, want, cases, strict=True)]
+    expect.all_alike([dict(plan) for plan in found], want, mistakes, told)
+
+
+def _queues(draw: Draw) -> list[Case]:
+    cases = []
     for case in range(6):
         names = iter(draw.random.sample("abcdefghijklmnop", 16))
         decoding = [(next(names), 1) for _ in range(draw.integer(2, 4))]
@@ -143,123 +180,135 @@ def check_plan_step(learners: Callable, draw: Draw) -> None:
             running, places, budget = [], 3, waiting[0][1] + 9
         elif case == 5:
             budget = all_running + 200
-        _check_plan(call(learners, running, waiting, places, budget), running, waiting, places, budget)
-    running = [("a", 1), ("b", 1)]
-    _check_plan(call(learners, running, [("c", 5)], 3, 2), running, [("c", 5)], 3, 2)
+        cases.append((running, waiting, places, budget))
+    return [*cases, ([("a", 1), ("b", 1)], [("c", 5)], 3, 2)]
 
 
-def _check_plan(found: object, running: Queue, waiting: Queue, places: int, budget: int) -> None:
-    want = _plan(running, waiting, places, budget)
-    expect.kind(found, dict, "the plan")
-    given = f"running {running}, waiting {waiting}, {places} places, budget {budget}: the plan is {found}"
-    if found == want:
-        return
+def _told_plan(found: dict, want: dict[str, int], case: Case) -> str:
+    running, waiting, places, budget = case
     total = sum(expect.whole(count, "a number of tokens") for count in found.values())
-    mistakes = {
-        "Nobody computes 0 tokens: leave out who gets nothing.": _drop_empty(found) == want,
-        "Prompts are read before the decodes have their token: somebody who reads an answer waits.": found
-        == _prompts_first(running, waiting, places, budget),
-        "A prompt that does not fit whole is left out; it is read in chunks.": found
-        == _whole_prompts(running, waiting, places, budget),
-        "The decodes' tokens are part of the budget.": found
-        == _plan(running, waiting, places, budget + sum(left == 1 for _, left in running)),
-        "Not everybody who waits has a place.": len(set(found) | {name for name, _ in running}) > places,
-        "Who runs and has read the prompt computes one token in every step.": any(
+    hints = {
+        "Who runs and has read the prompt computes one token in every step. ": any(
             found.get(name) != 1 for name, left in running if left == 1
         ),
-        f"The budget is exceeded: {total} tokens.": total > budget,
-        "Nobody joins, though a place and budget are left.": found == _plan(running, [], places, budget),
-        "Those who run go before those who wait.": any(
-            found.get(name, 0) < want.get(name, 0) for name, _ in running
-        ),
-    }  # fmt: skip
-    for name, holds in mistakes.items():
-        expect.that(not holds, f"{given}. {name}"[:590])
-    expect.that(False, f"{given}; expected {want}"[:590])
+        "Not everybody who waits has a place. ": len(set(found) | {name for name, _ in running}) > places,
+        f"The budget is exceeded: {total} tokens. ": total > budget,
+    }
+    hint = next((hint for hint, holds in hints.items() if holds), "")
+    given = f"running {running}, waiting {waiting}, {places} places, budget {budget}: the plan is {found}"
+    return f"{hint}{given}; expected {want}"[:590]
 
 
-Answers = list[tuple[float, list[float]]]
+Requests = list[tuple[float, list[float]]]  # when each arrived, and when its tokens came
 
 
-def _goodput(requests: Answers, seconds: float, first_ms: float, gap_ms: float, gap=None, first=None) -> float:
+def _goodput(
+    requests: Requests, seconds: float, first_ms: float, gap_ms: float, gap: Callable | None = None,
+    first: Callable | None = None,
+) -> float:  # fmt: skip
     gap = gap or (lambda arrived, t: (t[-1] - t[0]) / (len(t) - 1) if len(t) > 1 else 0)
     first = first or (lambda arrived, t: t[0] - arrived)
     return sum(bool(t) and first(a, t) <= first_ms and gap(a, t) <= gap_ms for a, t in requests) / seconds
 
 
-def _answers(draw: Draw, first_ms: float, gap_ms: float) -> Answers:
-    """Requests of all kinds, so many of each that every mistake gives another number."""
+def _load_test(draw: Draw) -> tuple[Requests, float, float, float]:
+    """Requests of all kinds, so many of each that every mistake gives another number. All in quarters: exact."""
+    first_ms, gap_ms, seconds = draw.integer(800, 1600) / 4, draw.integer(15, 30) * 2.0, draw.number(20, 40)
     kinds = [  # first token and gap as shares of their limits, tokens, how many
         (0.3, 0.6, 41, 3), (0.9, 3.0, 1, 5), (1.5, 0.5, 7, 9), (0.5, 1.05, 6, 17), (0.8, 0.9, 3, 33), (0.6, 1.6, 5, 65),
+        (1.0, 0.5, 3, 129), (0.5, 1.0, 5, 257),
     ]  # fmt: skip
-    requests: Answers = []
+    requests: Requests = []
     for first, gap, tokens, count in kinds:
         for _ in range(count):
-            arrived = draw.number(1000, 90_000)
-            begin = arrived + first * first_ms * draw.number(0.95, 1.05)
-            requests.append((arrived, [begin + (i + 0.4 * (i % 2)) * gap * gap_ms for i in range(tokens)]))
-    requests += [(draw.number(0, 100), []) for _ in range(2)]
-    draw.random.shuffle(requests)
-    return requests
+            arrived = float(draw.integer(1000, 90_000))
+            wait = first * first_ms * (1 if first == 1 else draw.number(0.95, 1.05))
+            begin = arrived + round(4 * wait) / 4
+            requests.append((arrived, [begin + (i + 0.5 * (i % 2)) * gap * gap_ms for i in range(tokens)]))
+    requests += [(float(draw.integer(0, 100)), []) for _ in range(2)]
+    return draw.shuffled(requests), seconds, first_ms, gap_ms
+
+
+def _goodput_answers(*args) -> Answers:
+    requests, seconds, first_ms, gap_ms = args
+    want, answered = _goodput(*args), [r for r in requests if r[1]]
+
+    def mean(t: list[float]) -> float:
+        return (t[-1] - t[0]) / (len(t) - 1) if len(t) > 1 else 0
+
+    return want, {
+        "That is throughput: all finished requests, in time or not.": len(answered) / seconds,
+        "That is a count; goodput is requests per second.": want * seconds,
+        "That is a share of the requests; goodput is requests per second.": want * seconds / len(requests),
+        "Only the first token is looked at.": _goodput(*args, gap=lambda a, t: 0),
+        "Only the gaps are looked at.": _goodput(*args, first=lambda a, t: 0),
+        "The first token's wait counts from the arrival of its request.": _goodput(*args, first=lambda a, t: t[0]),
+        "n tokens have n - 1 gaps between them.": _goodput(*args, gap=lambda a, t: mean(t) * (len(t) - 1) / len(t)),
+        "The wait for the first token is no gap between tokens.": _goodput(*args, gap=lambda a, t: (t[-1] - a) / len(t)),
+        "The mean gap is judged, not each gap.": _goodput(
+            *args, gap=lambda a, t: max((y - x for x, y in itertools.pairwise(t)), default=0)
+        ),
+        "An answer of one token has no gap, and can be in time.": _goodput(
+            *args, gap=lambda a, t: mean(t) if len(t) > 1 else 1e9
+        ),
+        "A first token exactly at its limit is in time.": _goodput(
+            *args, first=lambda a, t: 1e9 if t[0] - a == first_ms else t[0] - a
+        ),
+        "A mean gap exactly at its limit is in time.": _goodput(
+            *args, gap=lambda a, t: 1e9 if mean(t) == gap_ms else mean(t)
+        ),
+        "A first token or a mean gap exactly at its limit is in time.": _goodput(
+            *args,
+            first=lambda a, t: 1e9 if t[0] - a == first_ms else t[0] - a,
+            gap=lambda a, t: 1e9 if mean(t) == gap_ms else mean(t),
+        ),
+    }  # fmt: skip
 
 
 @exercise(CHAPTER, "goodput and the knee")
 def check_knee(goodput: Callable, knee: Callable, draw: Draw) -> None:
-    """All kinds of requests; then sweeps in any order, with a lucky run behind the knee, and none in front of it."""
-    first_ms, gap_ms, seconds = draw.number(200, 400), draw.number(30, 60), draw.number(20, 40)
-    requests = _answers(draw, first_ms, gap_ms)
-    args = requests, seconds, first_ms, gap_ms
-    want = _goodput(*args)
-    only_answered = [r for r in requests if r[1]]
-    expect.near(
-        call(goodput, *args), want, "the goodput",
-        mistakes={
-            "That is throughput: all finished requests, in time or not.": len(only_answered) / seconds,
-            "That is a count; goodput is requests per second.": want * seconds,
-            "That is a share of the requests; goodput is requests per second.": want * seconds / len(requests),
-            "Only the first token is looked at.": _goodput(*args, gap=lambda a, t: 0),
-            "Only the gaps are looked at.": _goodput(*args, first=lambda a, t: 0),
-            "The first token's wait counts from the arrival of its request.": _goodput(*args, first=lambda a, t: t[0]),
-            "n tokens have n - 1 gaps between them.": _goodput(
-                *args, gap=lambda a, t: (t[-1] - t[0]) / len(t) if len(t) > 1 else 0
-            ),
-            "The wait for the first token is no gap between tokens.": _goodput(
-                *args, gap=lambda a, t: (t[-1] - a) / len(t)
-            ),
-            "The mean gap is judged, not each gap.": _goodput(
-                *args, gap=lambda a, t: max((y - x for x, y in itertools.pairwise(t)), default=0)
-            ),
-            "An answer of one token has no gap, and can be in time.": _goodput(
-                *args, gap=lambda a, t: (t[-1] - t[0]) / (len(t) - 1) if len(t) > 1 else 1e9
-            ),
-        },
-    )  # fmt: skip
-    for case in (1, 2, 3, 0):
-        _check_knee(knee, draw, good=draw.integer(2, 4) if case else 0, lucky=case % 2 == 1)
+    """All kinds of requests; then sweeps in any order, with a lucky run after the knee, and none before it."""
+    args = draw.until(lambda: _load_test(draw), lambda drawn: [_goodput_answers(*drawn)])
+    want, mistakes = _goodput_answers(*args)
+    expect.near(call(goodput, *args), want, "the goodput", mistakes=mistakes)
+    for lucky in (True, False):
+        runs, share = draw.until(lambda lucky=lucky: _sweep(draw, lucky), lambda drawn: [_knee_answers(*drawn)])
+        want, mistakes = _knee_answers(runs, share)
+        found = call(knee, runs, share)
+        expect.that(found is not None, f"the knee is None; expected {want:g}, below which every run keeps up")
+        expect.near(found, want, f"for share={share}, the knee", mistakes=mistakes)
+    slow = [(load, 0.5 * load) for load, _ in runs]
+    found = call(knee, slow, share)
+    expect.that(found is None, f"the smallest load already falls behind, but the knee is {found!r}; expected None")
+    found = call(knee, [(load, load) for load, _ in runs], share)
+    expect.near(found, max(load for load, _ in runs), "where every run keeps up, the knee")
 
 
-def _check_knee(knee: Callable, draw: Draw, good: int, lucky: bool) -> None:
-    loads = [round(draw.number(0.9, 1.1) * 2**i, 3) for i in range(7)]
-    share = draw.number(0.8, 0.9)
+def _sweep(draw: Draw, lucky: bool) -> tuple[list[tuple[float, float]], float]:
+    """Runs in any order, and a share that the last run before the knee reaches exactly. All in eighths: exact."""
+    loads = [draw.integer(8 * 2**i - 2**i, 8 * 2**i + 2**i) / 8 for i in range(7)]
+    good, share = draw.integer(2, 4), draw.random.choice((13, 14)) / 16
     rates = [0.95 * load if i < good else 0.7 * load for i, load in enumerate(loads)]
+    rates[good - 1] = share * loads[good - 1]
     if lucky:
         rates[good + 1] = 0.97 * loads[good + 1]
-    runs = list(zip(loads, rates, strict=True))
-    draw.random.shuffle(runs)
-    found = call(knee, runs, share)
-    want = loads[good - 1] if good else None
-    if want is None:
-        expect.that(found is None, f"the smallest load already falls behind, but the knee is {found!r}; expected None")
-        return
-    expect.that(found is not None, f"the knee is None; expected {want:g}, below which every run keeps up")
-    mistakes = {"That is the load with the largest goodput; it may already fall far behind what arrives.": loads[-1]}
-    if lucky:
-        mistakes["A run behind the first that fell behind was lucky: every smaller load must keep up, too."] = loads[
-            good + 1
-        ]
-    mistakes["That is the first load that falls behind; asked for is the last that does not."] = loads[good]
-    mistakes["That is a goodput; asked for is the load."] = rates[good - 1]
-    expect.near(found, want, f"for share={share:.2f}, the knee", mistakes=mistakes)
+    return draw.shuffled(zip(loads, rates, strict=True)), share
+
+
+def _knee_answers(runs: list[tuple[float, float]], share: float) -> Answers:
+    keeps = [(load, good) for load, good in sorted(runs) if good >= share * load]
+    behind = min(load for load, good in runs if good < share * load)
+    want = max(load for load, _ in keeps if load < behind)
+    lucky = {"A run after the first that fell behind was lucky: every smaller load must keep up, too.": keeps[-1][0]}
+    return want, {
+        "That is the load with the largest goodput; it may already fall far behind what arrives.": max(
+            runs, key=lambda run: run[1]
+        )[0],
+        "That is the first load that falls behind; asked for is the last that does not.": behind,
+        "That is a goodput; asked for is the load.": dict(runs)[want],
+        "A goodput of exactly the share of its load keeps up.": max(load for load, _ in keeps if load < want),
+        **(lucky if keeps[-1][0] > behind else {}),
+    }
 
 
 def _right_padded(model, prompts: list[list[int]]) -> list[int]:
@@ -288,8 +337,9 @@ def check_next_tokens(test: Callable, mended: Callable, draw: Draw) -> None:
     """Prompts of different lengths, the longest not first, in one pass."""
     zoo.check_test(
         test,
+        draw,
         broken={
-            "a shorter row is read at its padding": broken.next_tokens,
+            "a shorter row is read at its padding": programs.next_tokens,
             "padding on the left, without a mask, changes what a row has read": _left_padded,
             "every row is read one position early, alone as well": _one_early,
         },
