@@ -63,7 +63,7 @@ def test_report_shows_time_and_share_of_each_stage():
 @pytest.mark.parametrize("value", [-0.001, math.nan, math.inf])
 def test_impossible_times_are_named(name, value):
     """Guards against a negative or missing time that hides in a sum."""
-    with pytest.raises(ValueError, match=f"{name} is {value}"):
+    with pytest.raises(ValueError, match=f"{name}={value}"):
         LatencyBreakdown(**{**GOOD, name: value})
 
 

@@ -38,14 +38,6 @@ def check_number(name: str, value: Any, least: float = -math.inf, most: float = 
     return float(value)
 
 
-def check_milliseconds(name: str, value: Any) -> None:
-    """TypeError unless `value` is a number, ValueError unless it is finite and not negative."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} is {value!r}; expected a number of milliseconds")
-    if not math.isfinite(value) or value < 0:
-        raise ValueError(f"{name} is {value} ms; expected a finite time, 0 or more")
-
-
 def check_callable(name: str, value: Any) -> None:
     """TypeError unless `value` can be called."""
     if not callable(value):

@@ -11,7 +11,16 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaC
 from transformers.utils import logging
 
 from llm_latency.arguments import check_device, dtype_name
-from llm_latency.models import bundled, checkpoint, drafts
+from llm_latency.models.bundled import prepare, split_digits
+from llm_latency.models.checkpoint import (
+    check_config,
+    check_keys,
+    check_quantisation,
+    check_tokenizer,
+    check_weights,
+    quantisation_of,
+)
+from llm_latency.models.drafts import load_plain
 from llm_latency.models.profiles import PROFILES, Source, choose_profile
 
 # Llama-2-7B's published shape, and that of the 160M model often used as its draft.
@@ -61,7 +70,7 @@ def load_config(profile: str | None = None) -> PretrainedConfig:
     if isinstance(source, Source) and source.kind == "shape":
         return _shape_config(source.name)
     if isinstance(source, Path):
-        checkpoint.check_config(source)
+        check_config(source)
     place, arguments = _where(source)
     return AutoConfig.from_pretrained(place, trust_remote_code=False, **arguments)
 
@@ -75,12 +84,12 @@ def load_tokenizer(profile: str | None = None):
     source, _ = _resolve(profile, "target")
     own = isinstance(source, Path)
     if own:
-        checkpoint.check_tokenizer(source)
+        check_tokenizer(source)
     place, arguments = _where(source, tokenizer=True)
     tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False, **arguments)
     if own and not tokenizer.encode("a", add_special_tokens=False):
         raise ValueError(f"the tokenizer in {place} makes no token of 'a'; expected one with a vocabulary")
-    return tokenizer if own or source.kind == "hub" else bundled.split_digits(tokenizer)
+    return tokenizer if own or source.kind == "hub" else split_digits(tokenizer)
 
 
 def _resolve(profile: str | None, role: str) -> tuple[Source | Path, torch.dtype]:
@@ -104,7 +113,7 @@ def _where(source: Source | Path, *, tokenizer: bool = False) -> tuple[str, dict
     if isinstance(source, Path):
         return str(source), {"local_files_only": True}
     if source.kind == "bundled" or (source.kind == "shape" and tokenizer):
-        return str(bundled.prepare()), {"local_files_only": True}
+        return str(prepare()), {"local_files_only": True}
     return source.name, {"revision": source.revision}  # a commit: it fixes every file by its hash
 
 
@@ -115,13 +124,13 @@ def _load(source: Source | Path, dtype: torch.dtype, attention: str | None, devi
         return random_model(source.name, dtype, attention, device)
     if isinstance(source, Source) and source.kind == "shipped":
         with _quiet():
-            return drafts.load_plain(str(bundled.prepare()), dtype).to(device).eval()
+            return load_plain(str(prepare()), dtype).to(device).eval()
     if isinstance(source, Path):
-        checkpoint.check_config(source)
-        checkpoint.check_weights(source)
+        check_config(source)
+        check_weights(source)
     place, arguments = _where(source)
     config = AutoConfig.from_pretrained(place, trust_remote_code=False, **arguments)
-    checkpoint.check_quantisation(config, device)
+    check_quantisation(config, device)
     with _quiet():
         model, loaded = AutoModelForCausalLM.from_pretrained(
             place,
@@ -134,8 +143,8 @@ def _load(source: Source | Path, dtype: torch.dtype, attention: str | None, devi
             trust_remote_code=False,
             **arguments,
         )
-    if checkpoint.quantisation_of(config) is None:  # such a method renames tensors by rules of its own
-        checkpoint.check_keys(place, loaded)
+    if quantisation_of(config) is None:  # such a method renames tensors by rules of its own
+        check_keys(place, loaded)
     return model.to(device).eval()
 
 

@@ -20,6 +20,7 @@ from llm_latency.timing import Comparison, compare
 # only in a later step, never in the pass that wrote it.
 STEPPED = 32
 SAMPLED_TOKENS = 4
+NEAR_TIE = 1e-3  # between logits: closer ones may fall either way by rounding alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +57,13 @@ def regression_test(
     new_tokens: int = 16,
     rounds: int = 3,
     samples: int = 0,
-    near_tie: float = 1e-3,
 ) -> RegressionReport:
     """Compare an optimised model with its original: quality, greedy text and time, case by case, and judge.
 
     original, optimized: transformers models or steppers.
     cases: prompts by name, int64 [1, n] or [n]; `standard_cases` has the usual ones and the edges.
     exact: the optimisation promises the original's greedy text and distributions (in FP32: KV caches, kernels,
-    speculation); a text that leaves it where the original's two best logits are within `near_tie` is let pass.
+    speculation); a text that leaves it where the original's two best logits are within NEAR_TIE is let pass.
     rounds: timed answers each, in turns; 0 times nothing. samples: continuations drawn at temperature 1 by each, from
     the first case, to compare distributions by a two-sample test: it sees a sampling rule that is right when greedy and
     wrong otherwise. Seeds are fixed.
@@ -84,7 +84,7 @@ def regression_test(
             "before and after an optimisation"
         )
     prompts = _checked(cases, before.stepper.vocab_size)
-    results = [_case(name, ids, before, after, new_tokens, rounds, near_tie) for name, ids in prompts.items()]
+    results = [_case(name, ids, before, after, new_tokens, rounds) for name, ids in prompts.items()]
     p_value = None
     if samples:
         ids = next(iter(prompts.values()))
@@ -107,9 +107,7 @@ def _checked(cases: Mapping[str, Tensor], vocab_size: int) -> dict[str, Tensor]:
     }
 
 
-def _case(
-    name: str, ids: Tensor, before: _Side, after: _Side, new_tokens: int, rounds: int, near_tie: float
-) -> CaseResult:
+def _case(name: str, ids: Tensor, before: _Side, after: _Side, new_tokens: int, rounds: int) -> CaseResult:
     tokens = ids.shape[1]
     try:
         expected, text = before.logits(ids), before.generate(ids, new_tokens)
@@ -141,7 +139,7 @@ def _case(
         same_first=int((p.argmax(-1) == q.argmax(-1)).sum()),
         same_text=same,
         new_tokens=max(len(text), len(other)),
-        near_tie=same < len(text) and _margin(before, ids, text[:same]) < near_tie,
+        near_tie=same < len(text) and _margin(before, ids, text[:same]) < NEAR_TIE,
         times=times,
     )
 

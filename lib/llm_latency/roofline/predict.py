@@ -144,8 +144,6 @@ class Share:
 
     fraction: float
     limit: str
-    achieved_bytes_per_s: float
-    achieved_flops_per_s: float
 
     def __str__(self) -> str:
         return f"{self.fraction:.0%} of {self.limit}"
@@ -158,7 +156,5 @@ def share_of_limit(work: Work, measured_ms: float, peak: Peak) -> Share:
     """
     if not measured_ms > 0:
         raise ValueError(f"measured_ms={measured_ms} must be above 0")
-    bytes_per_s, flops_per_s = work.bytes / measured_ms * 1e3, work.flops / measured_ms * 1e3
-    bandwidth, compute = bytes_per_s / peak.bandwidth_bytes_per_s, flops_per_s / peak.flops_per_s
-    limit = "compute" if compute > bandwidth else "bandwidth"
-    return Share(max(bandwidth, compute), limit, bytes_per_s, flops_per_s)
+    compute, bandwidth = (least / measured_ms for least in _limits_ms(work, peak))
+    return Share(max(bandwidth, compute), "compute" if compute > bandwidth else "bandwidth")

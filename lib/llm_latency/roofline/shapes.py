@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from llm_latency.arguments import check_count
+from llm_latency.compat import head_dim
 
 ARCHITECTURES = ("llama", "qwen2", "mistral")
 
@@ -117,7 +118,7 @@ def shape_of(model: object) -> ModelShape:
         ffn=config.intermediate_size,
         heads=config.num_attention_heads,
         kv_heads=config.num_key_value_heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        head_dim=head_dim(config),
         vocab=config.vocab_size,
         tied=config.tie_word_embeddings,
         qkv_bias=kind == "qwen2" or llama_bias,

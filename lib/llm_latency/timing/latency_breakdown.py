@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llm_latency.arguments import check_count, check_milliseconds
+from llm_latency.arguments import check_count, check_number
 
 # Stages and total come from different clocks (GPU events, host); beyond this their sum cannot be a rounding matter.
 _CLOCK_SKEW_MS = 0.05
@@ -38,7 +38,7 @@ class LatencyBreakdown:
 
     def __post_init__(self) -> None:
         for name in ("tokenize_ms", "prefill_ms", "decode_ms", "detokenize_ms", "total_ms"):
-            check_milliseconds(name, getattr(self, name))
+            check_number(name, getattr(self, name), least=0)
         check_count("prompt_tokens", self.prompt_tokens, least=1)
         check_count("tokens_generated", self.tokens_generated, least=0)
         if self.total_ms == 0:
