@@ -12,7 +12,9 @@ from every_millisecond.request import standard_prompt
 from llm_latency.benchmark import respond
 from llm_latency.compat import with_cache
 from llm_latency.generation import (
+    CompiledStepper,
     RecomputeStepper,
+    StaticStepper,
     Stepper,
     TransformersStepper,
     generate,
@@ -61,6 +63,38 @@ def test_stops_at_end_of_text_and_at_max_new_tokens(tiny_llama):
         expected = new[: new.index(stop) + 1]
         assert stopped.sequences[0, 9:].tolist() == expected and stopped.tokens_generated == len(expected)
     assert generate(stepper, ids, 1).sequences.shape == (1, 10)
+
+
+@pytest.mark.parametrize("kind", [TransformersStepper, RecomputeStepper, StaticStepper])
+def test_tokens_taken_back_leave_no_trace(tiny_llama, kind):
+    """Every stepper may be a speculative target: what was refused must not be seen by what follows."""
+    ids, stepper = prompt_ids(30), kind(tiny_llama)
+    expected = tiny_llama(ids).logits
+    stepper.prefill(ids[:, :20])
+    assert stepper.length == 20
+    stepper.step(ids[:, :7])
+    stepper.crop_to(20)
+    torch.testing.assert_close(stepper.step(ids[:, 20:23]), expected[:, 20:23], rtol=1e-4, atol=1e-4)
+    assert stepper.length == 23
+    for bad, error in ((24, ValueError), (-1, ValueError), (2.0, TypeError), (True, TypeError)):
+        with pytest.raises(error, match=f"crop_to={bad}"):
+            stepper.crop_to(bad)
+    stepper.crop_to(0)
+    with pytest.raises(RuntimeError, match="before prefill"):
+        stepper.step(ids[:, :1])
+
+
+def test_hidden_states_are_kept_where_they_can_be(tiny_llama):
+    """A compiled step gives none: the last ones of the prefill would be taken for its own."""
+    stepper = StaticStepper(tiny_llama)
+    stepper.prefill(prompt_ids(5))
+    assert stepper.features is None
+    stepper.keep_features()
+    stepper.prefill(prompt_ids(5))
+    assert stepper.features.shape == (5, tiny_llama.config.hidden_size)
+    for other in (RecomputeStepper(tiny_llama), CompiledStepper(tiny_llama, 16)):
+        with pytest.raises(TypeError, match="has no `features`"):
+            other.keep_features()
 
 
 class ZeroStepper(Stepper):

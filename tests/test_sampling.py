@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
-from llm_latency.sampling import check_end, probabilities, sample
+from llm_latency.sampling import SamplingRule, check_end, probabilities, sample
 
 
 def test_temperature_zero_is_one_hot_at_the_first_maximum():
@@ -30,6 +30,23 @@ def test_closed_forms_of_temperature_top_k_and_top_p():
     torch.testing.assert_close(probabilities(logits, 1.0, top_p=0.5), torch.tensor([1.0, 0, 0, 0]))
     squared = torch.tensor([0.25, 0.09, 0.0225, 0.0025])
     torch.testing.assert_close(probabilities(logits, 0.5), squared / squared.sum())
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 1e-5, 1e-3])
+def test_low_temperatures_are_greedy(temperature):
+    """Guards against a refusal, or NaN from logits that overflow, where a score is divided by next to nothing: large
+    scores, a banned token and both filters are among them (cases.md 52)."""
+    logits = torch.tensor([[3e4, 2.9e4, -3e4, -math.inf], [-7.0, -8.0, -6.5, -9.0]])
+    expected = [[1, 0, 0, 0], [0, 0, 1, 0]]
+    assert probabilities(logits, temperature).tolist() == expected
+    assert probabilities(logits, temperature, top_k=3, top_p=0.9).tolist() == expected
+    rule = SamplingRule(4, temperature=temperature)
+    assert [rule.choose(row[None]) for row in logits] == [0, 2]
+
+
+def test_equally_likely_tokens_under_top_p():
+    """Guards against a docstring that says another token is kept: of equals the lower ids, to the mass asked for."""
+    assert (probabilities(torch.zeros(4), 1.0, top_p=0.6) > 0).tolist() == [True, True, True, False]
 
 
 def test_top_k_keeps_ties_and_top_p_keeps_the_best_token():

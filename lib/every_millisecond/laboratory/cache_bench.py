@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import Cache, DynamicCache, PreTrainedModel
 
-from llm_latency.compat import with_cache
+from llm_latency.compat import head_dim, with_cache
 from llm_latency.kv_cache import Int8KVCache, attend_int8
 from llm_latency.kv_cache.int8 import ATTENTION_NAME
 from llm_latency.timing import Comparison, compare
@@ -26,9 +26,8 @@ BF16, INT8, COPY, SDPA, READ = (
 
 def random_kv(config, tokens: int, *, batch: int = 1, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
     """Keys and values [batch, kv_heads, tokens, head_dim] in BF16 for timing: what they hold does not matter for it."""
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     generator = torch.Generator(device=device).manual_seed(0)
-    shape = (batch, config.num_key_value_heads, tokens, head_dim)
+    shape = (batch, config.num_key_value_heads, tokens, head_dim(config))
     keys, values = (torch.randn(shape, generator=generator, device=device) for _ in range(2))
     return keys.bfloat16(), values.bfloat16()
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, QuantizedCache
 
 from every_millisecond.laboratory.cache_bench import random_kv, sdpa
+from llm_latency.compat import head_dim
 from llm_latency.kv_cache import Int8CacheLayer, Int8KVCache, attend_int8
 from llm_latency.timing import Comparison, compare
 
@@ -126,9 +127,7 @@ OPERATIONS: dict[str, tuple[Callable[[Cache], None], Callable[[Tensor], Tensor]]
 
 def operations_that_work(make_cache: MakeCache, config) -> dict[str, bool]:
     """Run each operation on a cache of 200 tokens, then read it: are the keys those that it should now hold?"""
-    heads = config.num_key_value_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    keys = torch.randn(2, heads, 200, head_dim, generator=torch.Generator().manual_seed(0))
+    keys = torch.randn(2, config.num_key_value_heads, 200, head_dim(config), generator=torch.Generator().manual_seed(0))
     results = {}
     for name, (change, expected) in OPERATIONS.items():
         cache = make_cache()

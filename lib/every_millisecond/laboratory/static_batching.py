@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from llm_latency.arguments import check_count
-from llm_latency.compat import with_cache
+from llm_latency.compat import check_rope, with_cache
 
 
 def left_pad(prompts: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor]:
@@ -55,8 +55,9 @@ def generate_static(
     Raises:
         ValueError: right padding (the next token would be read off a pad) or a mask of anything but 0 and 1, shapes
             that do not match, no row, a count below 1, ids outside the vocabulary, more tokens than the model has
-            positions. TypeError: a count that is no integer.
+            positions, rotary positions that change with the longest row. TypeError: a count that is no integer.
     """
+    check_rope(model.config)
     if input_ids.shape != attention_mask.shape or input_ids.dim() != 2 or input_ids.shape[0] != len(max_new_tokens):
         raise ValueError(
             f"input_ids {list(input_ids.shape)}, attention_mask {list(attention_mask.shape)} and {len(max_new_tokens)} "

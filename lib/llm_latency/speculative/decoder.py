@@ -120,7 +120,10 @@ class SpeculativeDecoder(Stepper):
     @torch.inference_mode()
     def cycle(self, request: Generation) -> Cycle:
         """Draft, verify, commit. Afterwards both caches hold the committed sequence less its last token."""
-        self._check_turn(request)
+        if request.done:
+            raise RuntimeError("this request is done; start() another")
+        if request is not self._current:
+            raise RuntimeError("something else was read since this request was started; finish one at a time")
         sequence, timer, rule = request.sequence, request.timer, request.rule
         if not request.cycles:
             with timer.stage("draft prefill"):
@@ -144,12 +147,6 @@ class SpeculativeDecoder(Stepper):
             self.draft.commit(added, self.target.features)
         request.cycles.append(Cycle(proposed, accepted, len(added)))
         return request.cycles[-1]
-
-    def _check_turn(self, request: Generation) -> None:
-        if request.done:
-            raise RuntimeError("this request is done; start() another")
-        if request is not self._current:
-            raise RuntimeError("something else was read since this request was started; finish one at a time")
 
     def _decide(self, proposal: Proposal, logits: Tensor, rule: SamplingRule) -> tuple[list[int], int, int]:
         """The drafted ids, how many of them stand, and the id that follows those; logits [k + 1, vocab]."""

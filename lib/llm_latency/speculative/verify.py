@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from llm_latency.speculative.verify_arguments import check_verify, check_verify_greedy
+from llm_latency.speculative.verify_arguments import check_verify
 
 
 def verify(draft_tokens: Tensor, draft_probs: Tensor, target_probs: Tensor, uniforms: Tensor) -> tuple[int, Tensor]:
@@ -55,6 +55,10 @@ def verify_greedy(draft_tokens: Tensor, target_tokens: Tensor) -> tuple[int, int
     one-hot distributions p(x) / q(x) is 1 where the choices agree and 0 where they differ, and the residual is the
     target's choice: so the rule is a comparison of ids, and no distribution need be built.
     """
-    check_verify_greedy(draft_tokens, target_tokens)
+    if draft_tokens.dim() != 1 or target_tokens.shape != (draft_tokens.shape[0] + 1,):
+        raise ValueError(
+            f"expected draft_tokens [gamma] and target_tokens [gamma + 1]; got {list(draft_tokens.shape)} and "
+            f"{list(target_tokens.shape)}"
+        )
     accepted = int((draft_tokens == target_tokens[:-1]).long().cumprod(0).sum())
     return accepted, int(target_tokens[accepted])

@@ -38,15 +38,6 @@ def check_verify(draft_tokens: Tensor, draft_probs: Tensor, target_probs: Tensor
             )
 
 
-def check_verify_greedy(draft_tokens: Tensor, target_tokens: Tensor) -> None:
-    """Raise ValueError unless they are [gamma] and [gamma + 1]."""
-    if draft_tokens.dim() != 1 or target_tokens.shape != (draft_tokens.shape[0] + 1,):
-        raise ValueError(
-            f"expected draft_tokens [gamma] and target_tokens [gamma + 1]; got {list(draft_tokens.shape)} and "
-            f"{list(target_tokens.shape)}"
-        )
-
-
 def _check_shapes(named: dict[str, Tensor]) -> None:
     for name, value in named.items():
         if not isinstance(value, Tensor):
