@@ -116,10 +116,11 @@ def build(*defines: str) -> Path:
         raise KernelUnavailable("the kernel needs glibc and this system has musl; use a Debian-based image")
     command = compiler()
     folder = _private_folder()
-    compile_flags, link_flags = _openmp(command, system)
+    version = _version(command)
+    compile_flags, link_flags = _openmp(version, system)
     flags = [*FLAGS, f"-m{'arch' if platform.machine() in ('x86_64', 'AMD64') else 'cpu'}=native", *compile_flags]
     source = Path(__file__).parent
-    parts = [*command, _version(command), *flags, *link_flags, *defines, _processor()]
+    parts = [*command, version, *flags, *link_flags, *defines, _processor()]
     digest = hashlib.sha256("\0".join(parts).encode())
     for name in SOURCES:
         digest.update((source / name).read_bytes())
@@ -179,7 +180,7 @@ def _version(command: list[str]) -> str:
     return done.stdout
 
 
-def _openmp(command: list[str], system: str) -> tuple[list[str], list[str]]:
+def _openmp(version: str, system: str) -> tuple[list[str], list[str]]:
     """Flags for compiling and for linking, such that the runtime that torch has loaded is the only one."""
     if system == "Darwin":
         library = Path(torch.__file__).parent / "lib" / "libomp.dylib"
@@ -189,7 +190,7 @@ def _openmp(command: list[str], system: str) -> tuple[list[str], list[str]]:
             )
         return ["-Xpreprocessor", "-fopenmp"], [str(library)]
     gomp = _loaded_libgomp()
-    if gomp is None or "clang" in _version(command):  # clang's code needs its own libomp: right, but slower
+    if gomp is None or "clang" in version:  # clang's code needs its own libomp: right, but slower
         return ["-fopenmp"], ["-fopenmp"]
     return ["-fopenmp"], [gomp]  # by its path, hence under its own name, by which the loader knows it again
 
