@@ -88,7 +88,9 @@ def machine(tmp_path, monkeypatch):
     """A host of 64 cores and 512 GiB under a fake root; returns a function that writes a control file there."""
     monkeypatch.setattr(host, "ROOT", tmp_path)
     monkeypatch.setattr(host.os, "sched_getaffinity", lambda _: set(range(HOST_CORES)), raising=False)
-    monkeypatch.setattr(host.os, "sysconf", lambda name: {"SC_PAGE_SIZE": 4096}.get(name, HOST_BYTES // 4096))
+    monkeypatch.setattr(
+        host.os, "sysconf", lambda name: {"SC_PAGE_SIZE": 4096}.get(name, HOST_BYTES // 4096), raising=False
+    )
 
     def write(path: str, text: str) -> None:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)

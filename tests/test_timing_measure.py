@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import importlib
+import subprocess
+import sys
 import time
 
 import pytest
@@ -215,3 +217,12 @@ def test_measure_awaits_cuda():
     assert result.launch_ms < result.median_ms
     cold = measure(lambda: a @ a, device="cuda", cold_cache=True)
     assert cold.flushed_bytes > 0
+
+
+def test_the_clocks_load_little():
+    """Guards against a timer that drags in transformers: its own import takes hundredths of a second."""
+    program = "import sys, torch; old = set(sys.modules); import llm_latency.timing; print(*set(sys.modules) - old)"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    ours = {name.removeprefix("llm_latency.") for name in loaded if name.startswith("llm_latency.")}
+    assert {name for name in ours if not name.startswith("timing")} == {"arguments", "host"}
+    assert not {"transformers", "scipy", "matplotlib", "filelock", "platformdirs"} & set(loaded)
