@@ -10,6 +10,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from every_millisecond.laboratory import batching_bench as bench
+from every_millisecond.laboratory.paged_waste import count_waste
 from every_millisecond.laboratory.static_batching import generate_static, left_pad
 from every_millisecond.laboratory.workload import Ask, Deadline, mixed_asks, poisson_arrivals, report, serve
 from llm_latency.batching import (
@@ -507,13 +508,13 @@ def test_benchmark_compares_equal_work(smallest):
     assert result.tokens == sum(ask.max_new_tokens for ask in asks) and result.same == 5
     expected = 1e3 * result.tokens / result.times.median_ms["static"]
     assert result.tokens_per_second("static") == pytest.approx(expected)
-    assert "5 of 5" in result.report() and len(result.as_dict()["samples_ms"]) == 3
+    assert "5 of 5" in result.report() and len(result.times.samples_ms) == 3
     with pytest.raises(ValueError, match="at least one"):
         bench.compare_batching(smallest, [])
 
 
 def test_pages_waste_little_where_one_stretch_wastes_much():
     """Fault: a page size, or a way of counting, that throws the gain of paging away."""
-    waste = bench.count_waste()
+    waste = count_waste()
     assert waste["paged"].waste < 0.04 < 0.40 < waste["contiguous"].waste
     assert waste["paged"].used == waste["contiguous"].used

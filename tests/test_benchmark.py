@@ -7,8 +7,7 @@ import torch
 from torch import nn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from every_millisecond.notebook.module_breakdown import PARTS, module_breakdown
-from every_millisecond.notebook.module_hooks import find_parts, part_hooks
+from every_millisecond.notebook.module_breakdown import PARTS, find_parts, module_breakdown, part_hooks
 from llm_latency.benchmark import BenchmarkResult, InferenceBenchmark
 from llm_latency.generation import Stepper, TransformersStepper
 from llm_latency.timing import LatencyBreakdown, LatencyTimer

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from every_millisecond import checklist, cli
 from every_millisecond.checklist import ITEMS, MEASURED, NOT_HERE, PREDICTED, Advice, Item, Stage
 from every_millisecond.checklist.diagnosis import ranked
-from every_millisecond.checklist.subject import Subject
+from every_millisecond.subject import Subject
 
 
 def test_a_stage_is_bound_by_its_largest_part():
@@ -51,10 +51,10 @@ def test_every_item_of_the_articles_checklist_is_there():
 def test_what_an_item_refuses_is_said():
     """One item that does not fit the model must not end the diagnosis."""
 
-    def refuse(subject, launch_ms):
+    def refuse(subject):
         raise ValueError("groups of 32 do not fit 48 columns\nand more")
 
-    found = Item("an item", 2, "08", refuse).advise(None, 0.0)
+    found = Item("an item", 2, "08", refuse).advise(None)
     assert (found.gain, found.how, found.why) == (None, NOT_HERE, "groups of 32 do not fit 48 columns")
     assert (found.title, found.priority, found.notebook) == ("an item", 2, "08")
 
@@ -78,11 +78,12 @@ def test_diagnose_a_learners_own_folder(tiny_directory, quick_ceilings):
 def test_a_prefill_that_would_take_minutes_is_extrapolated_and_says_so(tiny_directory, quick_ceilings, monkeypatch):
     """BF16 on a processor without it: a measured figure that was never measured would be worse than none."""
     subject = Subject(tiny_directory)
-    assert not subject.pace.extrapolated
-    monkeypatch.setattr("every_millisecond.checklist.subject.LONG_MS", 0.0)
-    pace = subject.pace_of(subject.stepper)
-    assert pace.extrapolated and pace.total_ms > 0
-    half = next(item for item in ITEMS if item.title.startswith("16 bits")).advise(subject, 0.1)
+    assert not subject.times.extrapolated
+    monkeypatch.setattr("every_millisecond.subject.LONG_MS", 0.0)
+    times = subject.times_of(subject.stepper)
+    assert times.extrapolated and times.total_ms() > 0
+    assert times.total_ms(99) - times.total_ms(50) == pytest.approx(49 * times.step_ms), "any length, not one (47)"
+    half = next(item for item in ITEMS if item.title.startswith("16 bits")).advise(subject)
     assert half.how == PREDICTED and "not measured" in half.quality
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -106,7 +108,9 @@ print(json.dumps([float(difference), len(openmp.loaded_runtimes())]))
 @pytest.mark.skipif(doctor.compile_unavailable() is not None, reason=f"compile: {doctor.compile_unavailable()}")
 def test_the_compiled_kernels_are_right():
     """The tests above stop before code is generated; this one builds it, in a process with one OpenMP runtime."""
-    done = openmp.run_python("-c", COMPILE_FOR_REAL, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE_FOR_REAL], env=openmp.process_environment(), capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     difference, runtimes = json.loads(done.stdout.splitlines()[-1])
     assert difference < 1e-4

@@ -381,7 +381,9 @@ def test_compiled_in_a_process_with_one_openmp_runtime(tmp_path):
         "runtimes = openmp.loaded_runtimes()\n"
         "assert len(runtimes) == 1, runtimes\n"
     )
-    done = openmp.run_python(str(script), capture_output=True, text=True, timeout=600)
+    done = subprocess.run(
+        [sys.executable, str(script)], env=openmp.process_environment(), capture_output=True, text=True, timeout=600
+    )
     if "InvalidCxxCompiler" in done.stderr:
         pytest.skip("torch.compile found no C++ compiler here")
     assert done.returncode == 0, done.stderr[-3000:]

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import ClassVar
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -15,9 +21,10 @@ from typer.testing import CliRunner
 
 from every_millisecond import cli
 from every_millisecond import ladder as experiment
-from every_millisecond.ladder import contributions, prediction, report, resume, rungs, runner, worker
+from every_millisecond.ladder import contributions, prediction, report, resume, rungs, runner, tables, worker
 from every_millisecond.ladder.record import RungRecord
-from llm_latency import hardware
+from llm_latency import hardware, models
+from llm_latency.generation import TransformersStepper
 
 
 @pytest.fixture
@@ -33,8 +40,6 @@ def record(name="kv-cache", scale=1.0, **changes) -> RungRecord:
 
 
 def a_run(*records: RungRecord) -> dict:
-    from dataclasses import asdict
-
     return {
         "date": "2026-01-02", "profile": "smollm2-135m", "machine": hardware.machine_facts(), "ceilings": {"read": 1},
         "settings": {"rounds": 1}, "baseline": "kv-cache", "rungs": [asdict(r) for r in records],
@@ -72,7 +77,7 @@ def test_a_rung_that_fails_is_shown_and_the_ladder_goes_on(tiny_directory, tmp_p
 
     def break_one(entry, *args, **options):
         if entry.name == "no-cache":
-            return RungRecord(entry.name, entry.title, entry.notebook, "failed", reason="RuntimeError: it broke")
+            return entry.record("failed", reason="RuntimeError: [/red] it broke \x1b[2J")
         return real(entry, *args, **options)
 
     monkeypatch.setattr(runner, "_run_one", break_one)
@@ -82,7 +87,8 @@ def test_a_rung_that_fails_is_shown_and_the_ladder_goes_on(tiny_directory, tmp_p
     (path,) = tmp_path.glob("*/ladder.json")
     broken, baseline = experiment.records_of(experiment.load_run(path))
     assert (broken.status, baseline.status) == ("failed", "measured")
-    assert "FAILED: RuntimeError: it broke" in report.rows(experiment.load_run(path))[0][1]
+    assert "not finished here: RuntimeError: [/red] it broke" in tables.rows(experiment.load_run(path))[0][1]
+    assert "not finished here: no-cache: RuntimeError: [/red] it broke" in " ".join(result.stderr.split())
 
 
 def test_a_folder_that_cannot_serve_is_one_sentence(tmp_path, monkeypatch):
@@ -101,25 +107,26 @@ def test_a_folder_that_cannot_serve_is_one_sentence(tmp_path, monkeypatch):
 def test_a_process_that_dies_leaves_its_last_words(tmp_path):
     """The reason comes from the process itself: its last line on stderr."""
     entry = rungs.rung("kv-cache")
-    failed = runner._run_one(entry, "no-such-profile", 0, tmp_path, warmup=0, repeats=1, budget_s=1)
+    counts = dict(warmup=0, repeats=1, budget_s=1, new_tokens=2)
+    failed = runner._run_one(entry, "no-such-profile", 0, tmp_path, slowness=1.0, quality=False, **counts)
     assert failed.status == "failed" and "unknown profile 'no-such-profile'" in failed.reason
 
 
 def test_unavailable_rungs_say_why():
     """No C++ compiler: the rung reports it, and is not counted as a failure."""
     skipped = record("compiled", status="unavailable", reason="no C++ compiler", samples_ms={})
-    rows = report.rows(a_run(record(), skipped))
-    assert rows[1][1] == "not available here: no C++ compiler" and len(rows[1]) == len(report.HEADERS)
+    rows = tables.rows(a_run(record(), skipped))
+    assert rows[1][1] == "not available here: no C++ compiler" and len(rows[1]) == len(tables.HEADERS)
 
 
 def test_table_arithmetic():
     """49 decode steps in 98 ms are 500 tokens/s; twice the time is half the speed-up."""
-    fast, slow = report.rows(a_run(record(), record("slow", scale=2.0)))
-    by_header = dict(zip(report.HEADERS, fast, strict=True))
+    fast, slow = tables.rows(a_run(record(), record("slow", scale=2.0)))
+    by_header = dict(zip(tables.HEADERS, fast, strict=True))
     assert by_header["tok/s"] == "500.0" and by_header["speed-up"] == "1.00"
-    assert dict(zip(report.HEADERS, slow, strict=True))["speed-up"] == "0.50"
+    assert dict(zip(tables.HEADERS, slow, strict=True))["speed-up"] == "0.50"
     assert record().unaccounted_share == pytest.approx(1 / 131)
-    assert report.unaccounted(a_run(record())) == pytest.approx(1 / 131)
+    assert tables.unaccounted(a_run(record())) == pytest.approx(1 / 131)
 
 
 def test_report_stands_alone_and_escapes_what_the_model_wrote(tmp_path):
@@ -137,7 +144,7 @@ def test_report_stands_alone_and_escapes_what_the_model_wrote(tmp_path):
 def test_random_weights_are_marked_wherever_they_show(tmp_path):
     """llama-7b-shape is for timing only; a reader must not take its text or perplexity for a model's."""
     run = a_run(record()) | {"profile": "llama-7b-shape"}
-    assert "RANDOM WEIGHTS" in report.caption(run)
+    assert "RANDOM WEIGHTS" in tables.caption(run)
     assert "Random weights" in report.write(run, tmp_path).read_text()
 
 
@@ -172,6 +179,18 @@ def test_records_of_different_rungs_do_not_mix():
         record().extend(record("other"))
     with pytest.raises(KeyError, match="no samples of 'decode'"):
         record(samples_ms={}).median_ms("decode")
+
+
+def test_whoever_asks_a_rung_without_figures_is_told_why():
+    """Kind 45: a notebook ended in "no samples of 'wall'", which hid that the rung had run into its limit."""
+    late = record("no-cache", status="failed", reason="no answer within 600 s", samples_ms={})
+    assert late.summary() == "no-cache             not finished here: no answer within 600 s"
+    for ask in (lambda: late.median_ms("wall"), late.stages, lambda: late.tokens_per_second, late.spread_ms):
+        with pytest.raises(RuntimeError, match="rung 'no-cache' is not finished here: no answer within 600 s"):
+            ask()
+    skipped = record("half", status="unavailable", reason="no hardware", samples_ms={})
+    assert skipped.summary().endswith("not available here: no hardware")
+    assert record().summary() == "kv-cache                  131 ms    500.0 tok/s"
 
 
 def test_missing_run_is_named(tmp_path):
@@ -219,10 +238,10 @@ def test_contributions_add_up_to_the_total():
     assert [r.name for r in experiment.best_order(records, "kv-cache")] == ["kv-cache", "sdpa", "fast", "int4"]
     assert experiment.best(records).name == "int4"
     assert experiment.best([*records, record("other", scale=0.01, own_request=True)]).name == "int4"
-    assert report.step_rows(run)[1][-1] == "loses"
+    assert tables.step_rows(run)[1][-1] == "loses"
     over = experiment.steps([*records[:-1], record("int4", scale=0.1, alone="sdpa", over="half")], "kv-cache")[-1]
     assert over.alone_factor == pytest.approx(0.93 / 0.9), "a step may be set against another rung than the baseline"
-    assert report.step_rows(run)[-1][:4] == ["together", "131 ms", "13 ms", "118 ms"]
+    assert tables.step_rows(run)[-1][:4] == ["together", "131 ms", "13 ms", "118 ms"]
     with pytest.raises(ValueError, match="no step of the way was measured alone"):
         experiment.product_of_factors([sdpa])
 
@@ -230,7 +249,7 @@ def test_contributions_add_up_to_the_total():
 def test_a_way_without_its_baseline_is_no_way():
     """Ratios against a rung that failed would be ratios against another one."""
     run = a_run(record(status="failed", samples_ms={}), record("sdpa"))
-    assert contributions.way(experiment.records_of(run), "kv-cache") == [] == report.step_rows(run)
+    assert contributions.way(experiment.records_of(run), "kv-cache") == [] == tables.step_rows(run)
 
 
 def test_every_step_alone_is_a_rung():
@@ -255,19 +274,30 @@ def test_the_plan_alternates_the_way_and_measures_the_rest_once():
 def instant(monkeypatch):
     """Processes that measure nothing and leave a record at once; `stop_at` names the rung at which Ctrl-C comes."""
 
-    def run(command, **options):
-        fields = dict(zip(command[3::2], command[4::2], strict=False))
-        run.started.append(fields["--rung"])
-        if fields["--rung"] == run.stop_at:
-            run.stop_at = None
-            raise KeyboardInterrupt
-        record(fields["--rung"], weights="float32", cache="float32").write(Path(fields["--out"]))
-        return subprocess.CompletedProcess(command, 0, "", "")
+    class Instant:
+        started: ClassVar[list[str]] = []
+        stop_at: str | None = None
 
-    run.started, run.stop_at = [], None
-    monkeypatch.setattr(runner.subprocess, "run", run)
+        def __init__(self, module: str, arguments: list[str]) -> None:
+            self.options = json.loads(arguments[0])
+
+        def read(self, limit_s: float) -> dict:
+            name = self.options["name"]
+            Instant.started.append(name)
+            if name == Instant.stop_at:
+                Instant.stop_at = None
+                raise KeyboardInterrupt
+            return {"record": asdict(record(name, weights="float32", cache="float32"))}
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setattr(runner, "Worker", Instant)
     monkeypatch.setattr(resume, "_code", lambda: "the same")  # somebody may be at work on the library meanwhile
-    return run
+    return Instant
 
 
 def test_an_interrupted_run_continues_and_measures_nothing_twice(tiny_directory, tmp_path, quick_rates, instant):
@@ -276,7 +306,7 @@ def test_an_interrupted_run_continues_and_measures_nothing_twice(tiny_directory,
     folder, instant.stop_at = tmp_path / "a", "sdpa"
     with pytest.raises(KeyboardInterrupt):
         experiment.run_ladder(folder, **options)
-    assert runner.finished_parts(folder) == 1 and not (folder / "ladder.json").exists()
+    assert resume.finished_parts(folder) == 1 and not (folder / "ladder.json").exists()
     assert resume.unfinished(tmp_path) == folder
     with pytest.raises(ValueError, match=r"holds another run \(options.repeats: 1 was, 2 is\)"):
         experiment.run_ladder(folder, **options | {"repeats": 2})
@@ -370,6 +400,163 @@ def test_a_kept_prefix_is_not_predicted_as_if_it_were_read(tiny_directory, quick
     """A prefill of 32 tokens held to the time of 256 would reach many times the limit."""
     whole = record("fast", weights="float32", cache="float32")
     kept = record("prefix", weights="float32", cache="float32", kept_tokens=224)
-    prediction.add_all([whole, kept], tiny_directory, hardware.ceilings())
+    prediction.add_predictions([whole, kept], tiny_directory, hardware.ceilings())
     assert kept.predicted["prefill"] < whole.predicted["prefill"]
     assert kept.predicted["decode"] == whole.predicted["decode"]
+
+
+def test_a_live_run_is_named_and_only_a_dead_one_continued(tiny_directory, tmp_path, quick_rates, instant):
+    """Kind 44: a second run "continued" the first, which was still measuring, and both wrote the same files."""
+    arguments = ["run", "--rungs", "sdpa", "--model", tiny_directory, "--out", str(tmp_path), "--rounds", "1"]
+    with resume.alone(tmp_path):
+        for more in ([], ["--fresh"]):
+            result = CliRunner().invoke(cli.app, [*arguments, *more])
+            assert result.exit_code == 1 and not instant.started
+            said = " ".join(result.stderr.split())
+            assert f"process {os.getpid()} has measured in" in said and "choose another folder" in said
+    assert CliRunner().invoke(cli.app, arguments).exit_code == 0
+    folder = next(tmp_path.glob("*/ladder.json")).parent
+    with resume.alone(folder), pytest.raises(ValueError, match=f"process {os.getpid()}"):
+        experiment.run_ladder(folder, names=["sdpa"], profile=tiny_directory, rounds=1)
+
+
+def test_a_dead_run_holds_no_lock(tmp_path):
+    """Kind 44: after kill -9 the next start goes on; a lock that outlives its holder would refuse it for ever."""
+    code = "import sys, time\nfrom pathlib import Path\nfrom every_millisecond.ladder.resume import alone\n"
+    code += "with alone(Path(sys.argv[1])):\n    print('live', flush=True)\n    time.sleep(600)\n"
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline().strip() == b"live"
+        with pytest.raises(ValueError, match=f"process {holder.pid} has measured"), resume.alone(tmp_path):
+            pass
+        holder.kill()
+    with resume.alone(tmp_path):
+        assert json.loads((tmp_path / ".live.json").read_text())["process"] == os.getpid()
+    assert not (tmp_path / ".live.json").exists()
+
+
+class SlowMachine:
+    """A clock that only the stepper moves: `step_s` for each token and `token_s` for each that a prefill reads."""
+
+    def __init__(self, monkeypatch, step_s: float, token_s: float) -> None:
+        self.now, self.step_s, self.token_s = 1.0, step_s, token_s
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(time, "perf_counter_ns", lambda: round(self.now * 1e9))
+
+    def rung(self, monkeypatch, name: str, model) -> None:
+        machine = self
+
+        class Slow(TransformersStepper):
+            step_bytes = 538_000_000
+
+            def prefill(self, ids):
+                machine.now += machine.token_s * ids.shape[1]
+                return super().prefill(ids)
+
+            def step(self, ids):
+                machine.now += machine.step_s
+                return super().step(ids)
+
+        slow = replace(rungs.rung(name), build=lambda profile: Slow(model))
+        monkeypatch.setattr(worker, "rung", lambda wanted: slow)
+
+
+def test_limits_grow_with_the_machine_that_showed_itself_slow(tiny_directory, tmp_path, monkeypatch):
+    """Kind 45, a machine ten times slower, by a clock of its own: the rung without a cache, which takes 210 s there, is
+    measured; the same seconds on a machine of the usual speed are a hopeless rung."""
+    model = models.load_target(tiny_directory, dtype=torch.float32)
+    options = dict(warmup=2, repeats=1, budget_s=1.0, folder=tmp_path, with_quality=False)
+    machine = SlowMachine(monkeypatch, step_s=0.5, token_s=0.02)
+    machine.rung(monkeypatch, "kv-cache", model)
+    baseline = worker.measure_rung("kv-cache", tiny_directory, **options)
+    assert baseline.measured and baseline.slowness == pytest.approx(10, rel=0.01)
+    machine.step_s = 4.2
+    machine.rung(monkeypatch, "no-cache", model)
+    late = worker.measure_rung("no-cache", tiny_directory, **options)
+    assert late.status == "unavailable" and "an answer of 50 tokens would take about" in late.reason
+    signs = []
+    found = worker.measure_rung(
+        "no-cache", tiny_directory, **options, slowness=baseline.slowness, say=lambda slowness: signs.append(slowness)
+    )
+    assert found.measured and found.median_ms("wall") == pytest.approx(256 * 20 + 49 * 4200)
+    assert len(signs) == 1 + 2 + 1, "loaded, two warm-up answers, one measured: the runner waits from sign to sign"
+
+
+def test_the_runner_waits_as_long_as_the_machine_is_slow(monkeypatch, tmp_path):
+    """Kind 45: a limit of fixed seconds ends a slow machine's rungs; one that never ends holds up the ladder."""
+    limits = []
+
+    class Slow:
+        answers: ClassVar[list] = [{"slowness": 1.0}, {"slowness": 7.5}, {"record": asdict(record())}]
+
+        def __init__(self, module: str, arguments: list[str]) -> None:
+            self.left = list(self.answers)
+
+        def read(self, limit_s: float) -> dict:
+            limits.append(limit_s)
+            if not self.left:
+                raise runner.WorkerFailed("no answer within 600 s")
+            return self.left.pop(0)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setattr(runner, "Worker", Slow)
+    options = dict(quality=False, warmup=0, repeats=1, budget_s=1.0, new_tokens=2)
+    found = runner._run_one(rungs.rung("kv-cache"), "p", 0, tmp_path, slowness=3.0, **options)
+    assert found.measured and limits == [runner.LOAD_LIMIT_S, 3 * runner.STEP_LIMIT_S, 7.5 * runner.STEP_LIMIT_S]
+    Slow.answers = [{"slowness": 1.0}]
+    failed = runner._run_one(rungs.rung("sdpa"), "p", 0, tmp_path, slowness=1.0, **options)
+    assert failed.not_finished == "not finished here: no answer within 600 s"
+    assert [path.name for path in tmp_path.glob("*.json")] == ["kv-cache.0.json"], "a failure is tried again"
+
+
+def test_sigterm_ends_the_run_and_its_workers(tiny_directory, tmp_path):
+    """Kind 44: the workers of an ended run went on measuring, and slowed the next one."""
+    command = [sys.executable, "-m", "every_millisecond.cli", "run", "--rungs", "kv-cache", "--model", tiny_directory]
+    with subprocess.Popen([*command, "--out", str(tmp_path)], stderr=subprocess.PIPE, stdout=subprocess.PIPE) as run:
+        children = Path(f"/proc/{run.pid}/task/{run.pid}/children")
+        if not children.exists():
+            run.kill()
+            pytest.skip("needs Linux's list of children")
+        while not (workers := children.read_text().split()) and run.poll() is None:
+            time.sleep(0.05)
+        assert workers, run.stderr.read().decode()
+        run.send_signal(signal.SIGTERM)
+        run.communicate(timeout=60)
+    assert run.returncode == 128 + signal.SIGTERM
+    assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
+
+
+def test_control_characters_leave_the_page_well_formed(tmp_path):
+    """Kind 46: an error with a terminal's colours, a NUL or half a surrogate pair, and a model that wrote some."""
+    reason = "boom \x00\x1b[31m \ud800 <&>"
+    page = report.write(a_run(record(text="a\x08b\udfff"), record("half", status="failed", reason=reason)), tmp_path)
+    text = page.read_text(encoding="utf-8")
+    assert "not finished here: boom \\x00\\x1b[31m \\ud800 &lt;&amp;&gt;" in text and r"a\x08b\udfff" in text
+    ElementTree.fromstring("<p>" + re.sub(r"<[^>]*>|&\w+;", "", text) + "</p>")
+
+
+def test_another_length_gives_its_own_figures(quick_rates, tiny_directory):
+    """Kind 47: 49 steps and 50 tokens stood in formulas that runs of other lengths pass through."""
+    from every_millisecond import claims
+
+    run = a_run(record(new_tokens=11), record("compiled", new_tokens=11, first_ms=500.0), record("sdpa", new_tokens=11))
+    found = claims.from_ladder(run)
+    assert found.values["B8"]["step_ms"] == pytest.approx(98.0 / 10)
+    assert record(new_tokens=11).tokens_per_second == pytest.approx(10 / 0.098)
+    rows = {row.id: row for row in claims.ledger([found])}
+    assert "times for 11 tokens" in "; ".join(rows["A2"].recorded)
+    assert "the standard prompt, 11 out" in "; ".join(rows["B5"].recorded)
+    usual = {row.id: row for row in claims.ledger([claims.from_ladder(a_run(record()))])}
+    assert "the standard request" in "; ".join(usual["B5"].recorded) and "50 tokens" in "; ".join(usual["A2"].recorded)
+
+
+def test_brackets_are_no_markup(tiny_directory, tmp_path, quick_rates, instant):
+    """Kind 37: "[/b]" in a path is an error of rich's, and "[red]" vanishes from what is printed."""
+    out = tmp_path / "a [red] folder [/b]"
+    result = CliRunner().invoke(cli.app, ["run", "--rungs", "sdpa", "--model", tiny_directory, "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    assert "a [red] folder [/b]" in " ".join(result.output.split())

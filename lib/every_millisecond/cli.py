@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import itertools
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,6 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 app = typer.Typer(help="Make a language model answer faster, one measured step at a time.", no_args_is_help=True)
 console = Console()
@@ -22,6 +22,11 @@ def _fail(error: Exception) -> typer.Exit:
     """Print an expected error as one sentence; a traceback helps nobody whose folder is full."""
     errors.print(f"[red]error:[/red] {escape(str(error))}", highlight=False)
     return typer.Exit(1)
+
+
+def say(where: Console, text: str) -> None:
+    """Print text that may hold a path or an error: brackets in it are no markup."""
+    where.print(text, highlight=False, markup=False)
 
 
 def _progress() -> Progress:
@@ -40,7 +45,7 @@ def fetch() -> None:
         folder = models.prepare()
     except RuntimeError as error:
         raise _fail(error) from error
-    console.print(f"model ready in {folder}", highlight=False)
+    say(console, f"model ready in {folder}")
 
 
 @app.command()
@@ -48,36 +53,27 @@ def doctor(
     self_check: Annotated[bool, typer.Option("--self-check", help="Check the timer and `measure` themselves.")] = False,
     refresh: Annotated[bool, typer.Option("--refresh", help="Measure this machine's ceilings anew.")] = False,
     classroom: Annotated[bool, typer.Option("--class", help="Also check what a class needs of each seat.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, to be attached to a report.")] = False,
 ) -> None:
     """Say what this machine is, how fast it could be, and what works on it. Exit 1 if the course cannot run."""
-    from every_millisecond.doctor import checks, class_checks
-    from llm_latency import hardware
+    from every_millisecond import doctor as doctors
 
-    found = checks() + (class_checks() if classroom else [])
-    table = Table(title="What works here", title_justify="left")
-    for header in ("what", "works", "found", "remedy"):
-        table.add_column(header, overflow="fold")
-    for check in found:
-        table.add_row(check.name, "yes" if check.works else "NO" if check.needed else "no", escape(check.found),
-                       "" if check.works else escape(check.remedy))  # fmt: skip
-    console.print(table)
-    console.print(
-        "Machine: " + ", ".join(f"{k} {v}" for k, v in hardware.machine_facts().items() if v), highlight=False
-    )
-    console.print("Measuring the ceilings (once, some seconds) ...", style="dim")
-    c = hardware.ceilings(refresh=refresh)
-    limits = Table(title=f"Measured ceilings of {c.name}, {c.threads} threads", title_justify="left")
-    for header in ("what", "float32", *[name for name in c.gemv_gbps if name != "float32"]):
-        limits.add_column(header, justify="right")
-    limits.add_row("memory read / copy (GB/s)", f"{c.read_gbps:.1f} / {c.copy_gbps:.1f}")
-    limits.add_row("matrix x vector (GB/s)", *(f"{v:.1f}" for v in c.gemv_gbps.values()))
-    rates = [c.matmul_gflops.get(name) for name in c.gemv_gbps]
-    limits.add_row("matrix x matrix (GFLOP/s)", *("-" if rate is None else f"{rate:.0f}" for rate in rates))
-    console.print(limits)
+    found = doctors.checks() + (doctors.class_checks() if classroom else [])
+    if not as_json:
+        console.print(doctors.table(found))
+        say(errors, "Measuring the ceilings (once, some seconds) ...")
+    limits, last = doctors.ceilings(refresh=refresh)
+    found.append(last)
+    whole = doctors.report(found, limits)
+    if as_json:
+        print(json.dumps(whole, indent=1))
+    else:
+        say(console, "Machine: " + ", ".join(f"{name} {value}" for name, value in whole["machine"].items() if value))
+        console.print(doctors.table([last]) if limits is None else doctors.limits_table(limits))
     if self_check:
         from every_millisecond.laboratory.self_check import self_check as run_self_check
 
-        console.print(run_self_check().report(), highlight=False)
+        say(errors if as_json else console, run_self_check().report())
     if any(check.needed and not check.works for check in found):
         raise typer.Exit(1)
 
@@ -99,7 +95,7 @@ def run(
 
     A run that was interrupted is continued, if model, machine, versions and options are still the same.
     """
-    from every_millisecond.ladder import report, resume, run_ladder, runner
+    from every_millisecond.ladder import report, resume, run_ladder, runner, tables
 
     names = [name.strip() for name in rungs.split(",")] if rungs else None
     options = dict(rounds=rounds, repeats=repeats, warmup=warmup, new_tokens=new_tokens)
@@ -107,38 +103,38 @@ def run(
     names_of_folders = (stamp if n == 1 else f"{stamp}-{n}" for n in itertools.count(1))  # two runs in one second
     folder = next(out / name for name in names_of_folders if not (out / name).exists())
     try:
-        begun = None if fresh else resume.unfinished(out)
-        if begun is not None:
-            changed = resume.differences(resume.stored(begun), runner.settings_of(names, profile, **options))
+        wanted = runner.settings_of(names, profile, **options)
+        out.mkdir(parents=True, exist_ok=True)
+        with resume.alone(out), _progress() as bar:
+            begun = None if fresh else resume.unfinished(out)
+            changed = [] if begun is None else resume.differences(resume.stored(begun), wanted)
             if changed:
-                errors.print(f"{begun} was interrupted but is another run ({'; '.join(changed)}): starting anew",
-                             highlight=False)  # fmt: skip
-            else:
+                say(errors, f"{begun} was interrupted but is another run ({'; '.join(changed)}): starting anew")
+            elif begun is not None:
                 folder = begun
-                errors.print(f"continuing {begun}: {runner.finished_parts(begun)} processes are done", highlight=False)
-        with _progress() as bar:
+                say(errors, f"continuing {begun}: {resume.finished_parts(begun)} processes are done")
             task = bar.add_task("ladder", total=None)
             result = run_ladder(
                 folder, names=names, profile=profile, **options,
                 progress=lambda title, done, of: bar.update(task, description=title, completed=done, total=of),
             )  # fmt: skip
     except KeyboardInterrupt:
-        done = runner.finished_parts(folder)
-        errors.print(f"interrupted: {done} finished processes are kept in {folder}; the same command continues there")
+        done = resume.finished_parts(folder)
+        say(errors, f"interrupted: {done} finished processes are kept in {folder}; the same command continues there")
         raise typer.Exit(130) from None
     except (ValueError, RuntimeError, OSError) as error:  # OSError: a folder that is a file, read-only or full
         raise _fail(error) from error
     page = report.write(result, folder)
     # Many columns: squeezed into 80 characters nobody could read them, so a narrow terminal scrolls or wraps.
     wide = Console(width=max(console.width, 190))
-    wide.print(report.table(result))
-    if report.step_rows(result):
-        wide.print(report.step_table(result))
-    console.print(f"The stages leave out at most {report.unaccounted(result):.2%} of the wall clock.", highlight=False)
-    console.print(f"Report: {page}", highlight=False)
+    wide.print(tables.table(result))
+    if tables.step_rows(result):
+        wide.print(tables.step_table(result))
+    say(console, f"The stages leave out at most {tables.unaccounted(result):.2%} of the wall clock.")
+    say(console, f"Report: {page}")
     failed = [rung for rung in result["rungs"] if rung["status"] == "failed"]
     for rung in failed:
-        errors.print(f"[red]failed:[/red] {rung['name']}: {escape(rung['reason'])}", highlight=False)
+        say(errors, f"not finished here: {rung['name']}: {rung['reason']}")
     if failed:
         raise typer.Exit(1)
 
@@ -172,7 +168,7 @@ def claims(
                 )
             findings.append(found)
             if out is not None:
-                errors.print(f"written to {measuring.write(found, out)}", highlight=False)
+                say(errors, f"written to {measuring.write(found, out)}")
         rows = ledgers.ledger(findings)
         unknown = sorted(set(ids or []) - {row.id for row in rows})
         if unknown:
@@ -182,10 +178,10 @@ def claims(
     if ids:
         for row in rows:
             if row.id in ids:
-                console.print(row.report(), highlight=False, markup=False)
+                say(console, row.report())
         return
     Console(width=max(console.width, 160)).print(ledgers.table(rows))
-    console.print(", ".join(f"{n} {verdict}" for verdict, n in ledgers.counts(rows).items()), highlight=False)
+    say(console, ", ".join(f"{n} {verdict}" for verdict, n in ledgers.counts(rows).items()))
 
 
 @app.command()
@@ -205,7 +201,7 @@ def regress(
     junit: Annotated[Path | None, typer.Option(help="Write a JUnit report for a CI.")] = None,
 ) -> None:
     """The regression gate: baseline against an optimised rung. Exit 1 if it fails."""
-    from every_millisecond.ladder.gate import gate
+    from every_millisecond.ladder.gate import gate, table
     from llm_latency.quality import Thresholds
 
     try:
@@ -214,10 +210,10 @@ def regress(
                       rounds=rounds, samples=samples, junit=junit)  # fmt: skip
     except (ValueError, TypeError, RuntimeError, OSError) as error:
         raise _fail(error) from error
-    Console(width=max(console.width, 130)).print(report.table())
+    Console(width=max(console.width, 130)).print(table(report))
     for where, what in report.failures:
-        errors.print(f"[red]failed:[/red] {escape(where)}: {escape(what)}", highlight=False)
-    raise typer.Exit(report.exit_code)
+        say(errors, f"failed: {where}: {what}")
+    raise typer.Exit(int(not report.passed))
 
 
 @app.command()
@@ -237,7 +233,7 @@ def diagnose(
             )
     except (ValueError, RuntimeError, OSError) as error:
         raise _fail(error) from error
-    console.print(found.summary(), highlight=False)
+    say(console, found.summary())
     Console(width=max(console.width, 150)).print(found.table())
 
 
@@ -267,7 +263,7 @@ def speculate(
     except (ValueError, TypeError, RuntimeError, OSError) as error:  # OSError: a draft that is not there
         raise _fail(error) from error
     console.print(found.table())
-    console.print(found.report(), highlight=False, markup=False)
+    say(console, found.report())
 
 
 @app.command("gpu-check")
@@ -296,7 +292,7 @@ def progress() -> None:
         lines = kept.report(registered())
     except (ValueError, RuntimeError) as error:
         raise _fail(error) from error
-    console.print("\n".join(lines), highlight=False, markup=False)
+    say(console, "\n".join(lines))
 
 
 if __name__ == "__main__":

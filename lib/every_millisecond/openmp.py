@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
-import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+
+from llm_latency import files
+
+_SEPARATORS = {" ", ":"}  # of names in LD_PRELOAD
 
 
 def torch_libgomp() -> Path | None:
@@ -29,15 +31,32 @@ def torch_libgomp() -> Path | None:
     return found[0] if found else None
 
 
+def preloadable() -> str | None:
+    """torch's libgomp as LD_PRELOAD can name it: where its path has a blank or a colon, which separate names there, by
+    a link in the cache folder. None if there is no such library, or no such name either."""
+    library = torch_libgomp()
+    if library is None or not _SEPARATORS & set(str(library)):
+        return None if library is None else str(library)
+    try:
+        link = files.cache_folder() / library.name
+        if not link.exists() or not link.samefile(library):
+            fresh = link.with_name(f"{link.name}.{os.getpid()}")
+            fresh.symlink_to(library)
+            os.replace(fresh, link)
+    except (OSError, RuntimeError):
+        return None
+    return None if _SEPARATORS & set(str(link)) else str(link)
+
+
 def process_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment in which to start a fresh Python process that uses torch: `base` (None: this process's own) with
     torch's own libgomp preloaded. What was preloaded before stays; called twice, it changes nothing more."""
     environment = dict(os.environ if base is None else base)
-    library = torch_libgomp()
+    library = preloadable()
     if library is not None:
         preloaded = environment.get("LD_PRELOAD", "").replace(":", " ").split()
-        if str(library) not in preloaded:
-            environment["LD_PRELOAD"] = " ".join([str(library), *preloaded])
+        if library not in preloaded:
+            environment["LD_PRELOAD"] = " ".join([library, *preloaded])
     return environment
 
 
@@ -50,8 +69,3 @@ def loaded_runtimes() -> list[str]:
     paths = {line.split(maxsplit=5)[5] for line in lines if len(line.split(maxsplit=5)) == 6}
     names = ("libgomp", "libomp", "libiomp5")
     return sorted(path for path in paths if Path(path).name.startswith(names))
-
-
-def run_python(*arguments: str, **options) -> subprocess.CompletedProcess:
-    """`subprocess.run` of this Python with `arguments`, in `process_environment()`; options as subprocess.run takes."""
-    return subprocess.run([sys.executable, *arguments], env=process_environment(options.pop("env", None)), **options)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from every_millisecond.checklist.subject import Pace, Subject, quick_ms
 from every_millisecond.doctor import compile_unavailable
-from every_millisecond.laboratory.batching_bench import count_waste
+from every_millisecond.laboratory.paged_waste import count_waste
+from every_millisecond.subject import RequestTimes, Subject, quick_ms
 from llm_latency import hardware, models, roofline
 from llm_latency.generation import RecomputeStepper, TransformersStepper
 from llm_latency.speculative.theory import expected_speedup
@@ -37,17 +37,17 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """An entry of the checklist: how to judge it for a subject, whose operators take launch_ms a pass to issue."""
+    """An entry of the checklist, and how to judge it for a subject."""
 
     title: str
     priority: int
     notebook: str
-    judge: Callable[[Subject, float], Advice]
+    judge: Callable[[Subject], Advice]
 
-    def advise(self, subject: Subject, launch_ms: float) -> Advice:
+    def advise(self, subject: Subject) -> Advice:
         """Judge it; what a model or machine refuses is said, and does not stop the other items."""
         try:
-            found = self.judge(subject, launch_ms)
+            found = self.judge(subject)
         except (ValueError, RuntimeError, NotImplementedError) as error:
             found = _not_here(str(error).splitlines()[0])
         return replace(found, title=self.title, priority=self.priority, notebook=self.notebook)
@@ -61,93 +61,94 @@ def _not_here(why: str, quality: str = "-") -> Advice:
     return _advice(None, NOT_HERE, why, quality)
 
 
-def _how(pace: Pace) -> str:
-    return PREDICTED if pace.extrapolated else MEASURED
+def _how(times: RequestTimes) -> str:
+    return PREDICTED if times.extrapolated else MEASURED
 
 
-def _kv_cache(subject: Subject, launch_ms: float) -> Advice:
+def _kv_cache(subject: Subject) -> Advice:
     without = RecomputeStepper(subject.model)
     without.prefill(subject.ids)
     step = quick_ms(lambda: without.step(subject.token), without.device, repeats=2)
-    pace = Pace(subject.pace.prefill_ms, step)
-    why = f"a step without one takes {step:.0f} ms, with one {subject.pace.step_ms:.0f} ms"
-    return _advice(1 / subject.gain(pace), MEASURED, why, in_use=True)
+    times = RequestTimes(subject.times.prefill_ms, step)
+    why = f"a step without one takes {step:.0f} ms, with one {subject.times.step_ms:.0f} ms"
+    return _advice(1 / subject.gain(times), MEASURED, why, in_use=True)
 
 
-def _sdpa(subject: Subject, launch_ms: float) -> Advice:
+def _sdpa(subject: Subject) -> Advice:
     eager = models.load_target(subject.profile, dtype=subject.model.dtype, attn_implementation="eager")
-    pace = subject.pace_of(TransformersStepper(eager))
-    why = f"prefill by hand {pace.prefill_ms:.0f} ms, fused {subject.pace.prefill_ms:.0f} ms"
-    return _advice(1 / subject.gain(pace), MEASURED, why, in_use=True)
+    times = subject.times_of(TransformersStepper(eager))
+    why = f"prefill by hand {times.prefill_ms:.0f} ms, fused {subject.times.prefill_ms:.0f} ms"
+    return _advice(1 / subject.gain(times), MEASURED, why, in_use=True)
 
 
-def _half(subject: Subject, launch_ms: float) -> Advice:
+def _half(subject: Subject) -> Advice:
     half = hardware.half_dtype()
     if subject.model.dtype == half:
         return _advice(None, NOT_HERE, f"it is in {subject.weights} already", in_use=True)
     stepper = TransformersStepper(models.load_target(subject.profile, dtype=half))
-    pace = subject.pace_of(stepper)
+    times = subject.times_of(stepper)
     native = "native" if hardware.bf16_is_native() else "widened in software"
-    why = f"prefill {pace.prefill_ms:.0f} ms, step {pace.step_ms:.1f} ms; 16-bit products are {native} here"
-    return _advice(subject.gain(pace), _how(pace), why, subject.quality_cost(stepper, pace))
+    why = f"prefill {times.prefill_ms:.0f} ms, step {times.step_ms:.1f} ms; 16-bit products are {native} here"
+    return _advice(subject.gain(times), _how(times), why, subject.quality_cost(stepper, times))
 
 
-def _compile(subject: Subject, launch_ms: float) -> Advice:
+def _compile(subject: Subject) -> Advice:
     reason = compile_unavailable()
     if reason:
         return _not_here(reason)
-    saved = min(launch_ms, 0.9 * subject.pace.step_ms)
-    pace = Pace(subject.pace.prefill_ms, subject.pace.step_ms - saved)
+    launch_ms = subject.launch_ms
+    saved = min(launch_ms, 0.9 * subject.times.step_ms)
+    times = RequestTimes(subject.times.prefill_ms, subject.times.step_ms - saved)
     why = f"at most the {launch_ms:.1f} ms a step that issue operators; the first call compiles for up to a minute"
-    return _advice(subject.gain(pace), PREDICTED, why)
+    return _advice(subject.gain(times), PREDICTED, why)
 
 
-def _int4(subject: Subject, launch_ms: float) -> Advice:
+def _int4(subject: Subject) -> Advice:
     from llm_latency.engine import FastDecoder
 
     decoder = FastDecoder.from_model(subject.model, "int4")
-    pace = subject.pace_of(decoder)
-    why = f"the fast decoder: {decoder.step_bytes / 1e6:.0f} MB a step, {pace.step_ms:.1f} ms"
-    return _advice(subject.gain(pace), _how(pace), why, subject.quality_cost(decoder, pace))
+    times = subject.times_of(decoder)
+    why = f"the fast decoder: {decoder.step_bytes / 1e6:.0f} MB a step, {times.step_ms:.1f} ms"
+    return _advice(subject.gain(times), _how(times), why, subject.quality_cost(decoder, times))
 
 
-def _batching(subject: Subject, launch_ms: float) -> Advice:
+def _batching(subject: Subject) -> Advice:
     many = 8
-    rows = subject.ids[:, :many]
-    subject.stepper.prefill(subject.ids)
-    wide = quick_ms(lambda: subject.stepper.step(rows), subject.model.device, repeats=5)
-    gain = many * subject.pace.step_ms / wide
-    why = f"a pass over {many} rows takes {wide:.0f} ms, over one {subject.pace.step_ms:.0f}; a lone request gains none"
+    wide = subject.rows_ms(many)
+    gain = many * subject.times.step_ms / wide
+    why = (
+        f"a pass over {many} rows takes {wide:.0f} ms, over one {subject.times.step_ms:.0f}; a lone request gains none"
+    )
     return _advice(gain, MEASURED, why, "none; in 16 bits near ties may turn", unit="times the throughput at 8")
 
 
-def _flash(subject: Subject, launch_ms: float) -> Advice:
+def _flash(subject: Subject) -> Advice:
     work = roofline.prefill_work(subject.shape, subject.ids.shape[1])
     share = work["attention"].flops / roofline.total(work).flops
-    pace = Pace(subject.pace.prefill_ms * (1 - share), subject.pace.step_ms)
+    times = RequestTimes(subject.times.prefill_ms * (1 - share), subject.times.step_ms)
     why = f"attention is {share:.0%} of the prefill's FLOPs at {subject.ids.shape[1]} tokens; SDPA fuses it already"
-    return _advice(subject.gain(pace), PREDICTED, f"at most: {why}")
+    return _advice(subject.gain(times), PREDICTED, f"at most: {why}")
 
 
-def _export(subject: Subject, launch_ms: float) -> Advice:
+def _export(subject: Subject) -> Advice:
     return _not_here("GGUF needs llama.cpp, ONNX its runtime; `make peers` races llama.cpp", "that of the format")
 
 
-def _speculation(subject: Subject, launch_ms: float) -> Advice:
+def _speculation(subject: Subject) -> Advice:
     gamma, acceptance, cost = 4, 0.6, 0.1
     rows = subject.ids[:, : gamma + 1]
     subject.stepper.prefill(subject.ids)
     wide = quick_ms(lambda: subject.stepper.step(rows), subject.model.device, repeats=5)
-    factor = expected_speedup(acceptance, gamma, cost, verification=wide / subject.pace.step_ms)
-    pace = Pace(subject.pace.prefill_ms, subject.pace.step_ms / factor)
+    factor = expected_speedup(acceptance, gamma, cost, verification=wide / subject.times.step_ms)
+    times = RequestTimes(subject.times.prefill_ms, subject.times.step_ms / factor)
     why = (
         f"supposed: acceptance {acceptance}, a draft of a tenth, gamma {gamma}; reading {gamma + 1} tokens takes "
-        f"{wide / subject.pace.step_ms:.1f} times as long as one"
+        f"{wide / subject.times.step_ms:.1f} times as long as one"
     )
-    return _advice(subject.gain(pace), PREDICTED, why, "none: the distribution is the target's")
+    return _advice(subject.gain(times), PREDICTED, why, "none: the distribution is the target's")
 
 
-def _paging(subject: Subject, launch_ms: float) -> Advice:
+def _paging(subject: Subject) -> Advice:
     uses = count_waste()
     gain = uses["contiguous"].held / uses["paged"].held
     token = roofline.cache_bytes(subject.shape, 1, cache=subject.weights)
@@ -156,7 +157,7 @@ def _paging(subject: Subject, launch_ms: float) -> Advice:
     return _advice(gain, PREDICTED, why, unit="times as many requests in the same memory")
 
 
-def _fp8(subject: Subject, launch_ms: float) -> Advice:
+def _fp8(subject: Subject) -> Advice:
     if torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9):
         share = roofline.parameter_bytes(subject.shape, "int8") / roofline.parameter_bytes(subject.shape, "bfloat16")
         why = f"half the bytes and twice the rate of BF16 at most: {1 / share:.1f} times in decode"
@@ -164,7 +165,7 @@ def _fp8(subject: Subject, launch_ms: float) -> Advice:
     return _not_here("needs a GPU with FP8 units (Hopper, Ada)", "usually small; test it")
 
 
-def _server(subject: Subject, launch_ms: float) -> Advice:
+def _server(subject: Subject) -> Advice:
     return _not_here("vLLM, SGLang and TensorRT-LLM need an NVIDIA GPU and a build of their own", "that of the format")
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from rich.markup import escape
 from rich.table import Table
 
 from every_millisecond.checklist.advice import AS_FAST, ITEMS, Advice
-from every_millisecond.checklist.subject import Subject
+from every_millisecond.laboratory.counting import matmul_rate
 from every_millisecond.request import NEW_TOKENS, PROMPT_TOKENS
+from every_millisecond.subject import Subject
 from llm_latency import hardware, roofline
-from llm_latency.roofline import StagePrediction
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +45,6 @@ class Stage:
             f"{self.name}: {self.measured_ms:.1f} ms, bound by {words[self.bound]} ({words[self.limit]} "
             f"{self.work_ms:.1f} ms, issuing operators {self.launch_ms:.1f} ms, the rest {self.rest_ms:.1f} ms)"
         )
-
-
-def stage_of(name: str, predicted: StagePrediction, measured_ms: float, launch_ms: float) -> Stage:
-    """A stage from its prediction without launches, its measured time and its launches."""
-    return Stage(name, measured_ms, predicted.ms, launch_ms, predicted.bound)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +91,7 @@ class Diagnosis:
         for header in ("priority", "item", "gain", "how", "why", "cost in quality", "notebook"):
             shown.add_column(header, overflow="fold")
         for row in self.rows():
-            shown.add_row(*row)
+            shown.add_row(*map(escape, row))
         return shown
 
 
@@ -123,21 +119,22 @@ def diagnose(
     profile = check_model(profile)
     progress("the model as it is", 0, len(ITEMS) + 1)
     subject = Subject(profile)
-    launch_ms = subject.launch_ms()
-    peak = roofline.measured_peak(subject.ceilings, subject.weights)
-    rate = roofline.matmul_rate(subject.shape, subject.ids.shape[1], subject.weights, subject.model.device)
+    peak = roofline.measured_peak(hardware.ceilings(subject.device), subject.weights)
+    rate = matmul_rate(subject.shape, subject.ids.shape[1], subject.weights, subject.device)
     predicted = roofline.predict_request(
         subject.shape, peak, prompt_tokens=subject.ids.shape[1], new_tokens=2, weights=subject.weights,
         prefill_peak=replace(peak, flops_per_s=rate),
     )  # fmt: skip
-    stages = (
-        stage_of("prefill", predicted["prefill"], subject.pace.prefill_ms, launch_ms),
-        stage_of("decode step", predicted["decode"], subject.pace.step_ms, launch_ms),
+    measured = {"prefill": subject.times.prefill_ms, "decode": subject.times.step_ms}
+    names = {"prefill": "prefill", "decode": "decode step"}
+    stages = tuple(
+        Stage(names[key], ms, predicted[key].ms, subject.launch_ms, predicted[key].bound)
+        for key, ms in measured.items()
     )
     advice = []
     for done, item in enumerate(ITEMS, start=1):
         progress(item.title, done, len(ITEMS) + 1)
-        advice.append(item.advise(subject, launch_ms))
+        advice.append(item.advise(subject))
     progress("done", len(ITEMS) + 1, len(ITEMS) + 1)
     facts = hardware.machine_facts()
     return Diagnosis(
@@ -148,6 +145,6 @@ def diagnose(
         weight_bytes=roofline.parameter_bytes(subject.shape, subject.weights),
         cache_bytes_per_token=roofline.cache_bytes(subject.shape, 1, cache=subject.weights),
         stages=stages,
-        total_ms=subject.pace.total_ms,
+        total_ms=subject.times.total_ms(),
         advice=ranked(advice),
     )

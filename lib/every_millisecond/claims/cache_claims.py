@@ -17,7 +17,7 @@ from every_millisecond.claims.check import (
     within,
 )
 from every_millisecond.claims.published import PUBLISHED
-from every_millisecond.laboratory.batching_bench import count_waste
+from every_millisecond.laboratory.paged_waste import count_waste
 from llm_latency import roofline
 from llm_latency.roofline import total
 

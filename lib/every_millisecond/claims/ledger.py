@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from rich.markup import escape
 from rich.table import Table
 
 from every_millisecond.claims.check import CHECKS, CONDITION, HOLDS, IMPOSSIBLE, NOT_MEASURED, VERDICTS, ClaimCheck
@@ -93,6 +94,5 @@ def table(rows: Sequence[Row]) -> Table:
         shown.add_column(header, overflow="fold", no_wrap=header == "id")
     for row in rows:
         cells = row.cells()
-        cells[-1] = f"[{colours[row.verdict]}]{cells[-1]}[/]"
-        shown.add_row(*(cell.replace("[", "\\[") for cell in cells[:-1]), cells[-1])
+        shown.add_row(*map(escape, cells[:-1]), f"[{colours[row.verdict]}]{escape(cells[-1])}[/]")
     return shown

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedModel
 
 from every_millisecond.claims.check import Figures
 from every_millisecond.claims.serving_claims import simulated_flattery
@@ -20,37 +19,17 @@ from every_millisecond.laboratory import cache_bench
 from every_millisecond.laboratory.workload import mixed_asks
 from every_millisecond.notebook import memory
 from every_millisecond.notebook.module_breakdown import module_breakdown
-from every_millisecond.request import NEW_TOKENS, standard_prompt
+from every_millisecond.request import NEW_TOKENS
+from every_millisecond.subject import Subject
 from llm_latency import files, hardware, models, quality, roofline
 from llm_latency.attention import attend, attention_reference
 from llm_latency.benchmark import respond
 from llm_latency.generation import RecomputeStepper, TransformersStepper
 from llm_latency.kv_cache import Int8KVCache
 from llm_latency.kv_cache.int8 import ATTENTION_NAME
-from llm_latency.text.prompt import encode_prompt
 from llm_latency.timing import compare, measure
 
 Found = dict[str, Figures]
-
-
-class Subject:
-    """The model that is measured, loaded once in the forms that the measurements share."""
-
-    def __init__(self, profile: str | None = None) -> None:
-        self.profile = profile
-        self.tokenizer = models.load_tokenizer(profile)
-        self.prompt = standard_prompt(self.tokenizer)
-        self.fp32 = models.load_target(profile, dtype=torch.float32)
-        self.ids = torch.tensor([encode_prompt(self.tokenizer, self.prompt)], device=self.fp32.device)
-        self.token = self.ids[:, -1:]
-
-    def half(self, attention: str = "sdpa") -> PreTrainedModel:
-        return models.load_target(self.profile, dtype=torch.bfloat16, attn_implementation=attention)
-
-    @property
-    def sixteen_bit_tokens(self) -> int:
-        """Prompt tokens that 16 bits are measured with: a processor without BF16 products takes minutes over 256."""
-        return self.ids.shape[1] if hardware.bf16_is_native() else 8
 
 
 def clock(subject: Subject) -> Found:
@@ -106,13 +85,13 @@ def attention(subject: Subject) -> Found:
     shape = roofline.shape_of(subject.fp32)
     saved, alone = {}, {}
     for n in (64, 256, 1024):
-        q, k, v = (torch.randn(1, n, shape.heads, shape.head_dim, device=subject.fp32.device) for _ in range(3))
+        q, k, v = (torch.randn(1, n, shape.heads, shape.head_dim, device=subject.device) for _ in range(3))
         ways = {name: lambda q=q, k=k, v=v, name=name: attend(q, k, v, backend=name, causal=True)
                 for name in ("reference", "sdpa")}  # fmt: skip
         turns = compare(ways, rounds=6, warmup=1)
         saved[f"saved_{n}"] = 1 - turns.ratio("sdpa", "reference").median
         alone[n] = turns.speedup("sdpa", "reference").median
-    q, k, v = (torch.randn(1, 4096, 2, 64, device=subject.fp32.device) for _ in range(3))
+    q, k, v = (torch.randn(1, 4096, 2, 64, device=subject.device) for _ in range(3))
     peaks = [
         memory.peak_extra_bytes(lambda way=way: attend(q, k, v, backend=way, causal=True))
         for way in ("reference", "flash")
@@ -150,8 +129,7 @@ def int8_cache(subject: Subject) -> Found:
     half = subject.half(ATTENTION_NAME)
     steps = {n: cache_bench.step_times(half, n, rounds=5).ratio(cache_bench.INT8, cache_bench.BF16).median
              for n in (256, 4096)}  # fmt: skip
-    text = encode_prompt(subject.tokenizer, quality.reading_text())[:1024]
-    text = torch.tensor([text], device=subject.fp32.device)
+    text = subject.text(1024)
     exact = quality.perplexity(subject.fp32, text)
     coded = quality.perplexity(subject.fp32, text, cache=Int8KVCache(subject.fp32.config))
     drifted = quality.drift(subject.fp32, text[:, :256], lambda: Int8KVCache(subject.fp32.config), chunk_size=16)

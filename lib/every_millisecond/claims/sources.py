@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import datetime
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from every_millisecond.claims.check import CHECKS, Figures
 from every_millisecond.ladder import contributions
-from every_millisecond.ladder.record import RungRecord
+from every_millisecond.ladder.record import MEASURED, RungRecord
 from every_millisecond.notebook import scorecard, show
 from llm_latency import files
 
@@ -47,11 +46,12 @@ def settle(claim: str, **figures: float) -> None:
     if claim not in CHECKS:
         raise KeyError(f"no claim {claim!r}; known: {', '.join(CHECKS)}")
     CHECKS[claim](figures)  # refuses a wrong figure before anything is kept
-    stored = files.read_json(_own_file(), default={})
-    own = stored.get(claim, {}).get("figures", {}) | {name: float(value) for name, value in figures.items()}
-    stored[claim] = {"date": datetime.date.today().isoformat(), "figures": own}
-    files.write_atomically(_own_file(), json.dumps(stored, indent=1))
-    check = CHECKS[claim](own)
+
+    def add(stored: dict) -> dict:
+        own = stored.get(claim, {}).get("figures", {}) | {name: float(value) for name, value in figures.items()}
+        return stored | {claim: {"date": datetime.date.today().isoformat(), "figures": own}}
+
+    check = CHECKS[claim](files.update_json(_own_file(), add, default={})[claim]["figures"])
     show.here(f"{claim} {check.verdict}: {'; '.join(check.measured)}")
 
 
@@ -70,7 +70,7 @@ def machine_name(machine: Mapping[str, object]) -> str:
 
 def from_ladder(run: Mapping, *, source: str = "ladder", here: bool = False) -> Findings:
     """The figures that a run of the ladder holds for the claims."""
-    rungs = {entry["name"]: RungRecord(**entry) for entry in run["rungs"] if entry["status"] == "measured"}
+    rungs = {entry["name"]: RungRecord(**entry) for entry in run["rungs"] if entry["status"] == MEASURED}
     values: dict[str, dict[str, float]] = {}
 
     def put(claim: str, **figures: float | None) -> None:
@@ -89,14 +89,18 @@ def from_ladder(run: Mapping, *, source: str = "ladder", here: bool = False) -> 
         put("A2", speedup=gain(baseline.name, best.name, "wall"), perplexity_change=_change(baseline, best))
         put("A2", baseline_ms=baseline.median_ms("wall"), best_ms=best.median_ms("wall"))
         put("A14", ends_share=_ends(baseline), ends_share_best=_ends(best))
-        put("B5", decode_share=baseline.median_ms("decode") / baseline.median_ms("wall"))
+        put("A2", new_tokens=baseline.new_tokens)
+        decode_share = baseline.median_ms("decode") / baseline.median_ms("wall")
+        put("B5", decode_share=decode_share, new_tokens=baseline.new_tokens)
         shares = baseline.share_of_limit
         put("A8", limit_share=shares.get("decode"), launch_share=_launch_share(baseline))
         put("B6", prefill_share=shares.get("prefill"), decode_share=shares.get("decode"))
     put("B9", prefill_gain=gain("sdpa", "half", "prefill"), decode_gain=gain("sdpa", "half", "decode"))
     put("B8", gain=gain("half", "compiled", "decode"))
     if "compiled" in rungs and rungs["compiled"].first_ms:
-        put("B8", first_call_ms=rungs["compiled"].first_ms, step_ms=rungs["compiled"].median_ms("decode") / 49)
+        compiled = rungs["compiled"]
+        step_ms = compiled.median_ms("decode") / (compiled.new_tokens - 1)
+        put("B8", first_call_ms=compiled.first_ms, step_ms=step_ms)
     if "fast" in rungs and "int4" in rungs:
         fewer = (rungs[name].weight_bytes for name in ("int4", "fast"))
         int4_bytes, bf16_bytes = fewer

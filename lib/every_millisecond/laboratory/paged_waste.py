@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from every_millisecond.laboratory.workload import mixed_asks
+
 
 @dataclass(frozen=True, slots=True)
 class SlotUse:
@@ -46,3 +48,17 @@ def paged_use(lengths: Sequence[int], page_size: int = 16) -> SlotUse:
     if page_size < 1 or min(lengths, default=0) < 0:
         raise ValueError(f"page_size must be at least 1 and lengths 0 or more, got {page_size} and {list(lengths)}")
     return SlotUse(sum(-(-length // page_size) * page_size for length in lengths), sum(lengths))
+
+
+def count_waste(
+    count: int = 1000, *, longest_answer: int = 256, page_size: int = 16, seed: int = 0
+) -> dict[str, SlotUse]:
+    """Slots at the end of each of many requests: prompts of 64 to 512 tokens, answers of 4 to 128.
+
+    A contiguous cache must reserve `longest_answer` behind each prompt, since nobody knows where an answer ends.
+    The end is its best moment: before it, even more of the reservation is empty.
+    """
+    asks = mixed_asks(count, vocab_size=2, seed=seed, prompt_tokens=(64, 512), new_tokens=(4, 128))
+    lengths = [len(ask.prompt) + ask.max_new_tokens for ask in asks]
+    reserved = [len(ask.prompt) + longest_answer for ask in asks]
+    return {"contiguous": contiguous_use(lengths, reserved), "paged": paged_use(lengths, page_size)}

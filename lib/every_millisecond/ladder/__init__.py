@@ -1,9 +1,9 @@
 """The ladder: the standard request measured rung by rung."""
 
 from every_millisecond.ladder.contributions import Step, best, best_order, product_of_factors, steps, way
-from every_millisecond.ladder.record import RungRecord
+from every_millisecond.ladder.record import RungRecord, load_run, newest_run, records_of
 from every_millisecond.ladder.rungs import BASELINE, RUNGS, Rung
-from every_millisecond.ladder.runner import load_run, newest_run, records_of, run_ladder
+from every_millisecond.ladder.runner import run_ladder
 
 __all__ = [
     "BASELINE",

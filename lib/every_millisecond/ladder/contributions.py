@@ -67,15 +67,15 @@ def way(records: Sequence[RungRecord], baseline: str) -> list[RungRecord]:
     if baseline not in names:
         return []
     after = records[names.index(baseline) :]
-    if after[0].status != "measured":
+    if not after[0].measured:
         return []
-    return [after[0], *(record for record in after[1:] if record.on_path and record.status == "measured")]
+    return [after[0], *(record for record in after[1:] if record.on_path and record.measured)]
 
 
 def steps(records: Sequence[RungRecord], baseline: str) -> list[Step]:
     """Each step of the way. Their gains add up to the first total less the last, by construction from medians."""
     path = way(records, baseline)
-    measured = {record.name: record.median_ms("wall") for record in records if record.status == "measured"}
+    measured = {record.name: record.median_ms("wall") for record in records if record.measured}
     return [
         Step(
             name=record.name,
@@ -92,7 +92,7 @@ def steps(records: Sequence[RungRecord], baseline: str) -> list[Step]:
 
 def best(records: Sequence[RungRecord]) -> RungRecord | None:
     """The fastest measured rung, on the way or beside it, of those that answer the standard request."""
-    measured = [record for record in records if record.status == "measured" and not record.own_request]
+    measured = [record for record in records if record.measured and not record.own_request]
     return min(measured, key=lambda record: record.median_ms("wall"), default=None)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from every_millisecond.laboratory.counting import matmul_rate
 from every_millisecond.ladder.record import RungRecord
 from llm_latency import models
 from llm_latency.hardware import Ceilings
 from llm_latency.roofline import (
     forward_work,
-    matmul_rate,
     measured_peak,
     number_format,
     parameter_bytes,
@@ -18,7 +18,7 @@ from llm_latency.roofline import (
 )
 
 
-def add_all(records: list[RungRecord], profile: str, ceilings: Ceilings) -> None:
+def add_predictions(records: list[RungRecord], profile: str, ceilings: Ceilings) -> None:
     """Fill in weight_bytes, predicted and share_of_limit of measured records.
 
     The limit is memory and arithmetic alone; `share_of_limit` is its share of the measured time. The prediction adds

@@ -1,4 +1,4 @@
-"""What one process measured of one rung, as it is written to JSON and read again."""
+"""What was measured: of one rung by one process, and of a whole run, as it is written to JSON and read again."""
 
 from __future__ import annotations
 
@@ -12,16 +12,21 @@ import numpy as np
 from llm_latency import files
 
 STAGES = ("tokenise", "prefill", "decode", "detokenise")
+MEASURED, UNAVAILABLE, FAILED = "measured", "unavailable", "failed"
+FINISHED = "ladder.json"  # a folder's run, once it is complete
 
 
 @dataclass(slots=True)
 class RungRecord:
-    """Raw samples and facts of one rung. Times in ms, one sample per answered request, warm-up left out."""
+    """Raw samples and facts of one rung. Times in ms, one sample per answered request, warm-up left out.
+
+    Whoever asks a rung that was not measured for its figures gets a RuntimeError that says why it was not.
+    """
 
     name: str
     title: str
     notebook: str
-    status: str  # "measured", "unavailable" or "failed"
+    status: str  # MEASURED, UNAVAILABLE or FAILED
     reason: str = ""
     weights: str = ""
     cache: str = ""
@@ -30,6 +35,7 @@ class RungRecord:
     alone: str = ""  # the rung that adds this one's step to the baseline alone, or to the rung `over`
     over: str = ""
     exact: bool = False
+    slowness: float = 1.0  # of the machine, as the baseline showed it in its first steps; limits scale with it
     load_s: float | None = None
     first_ms: float | None = None
     samples_ms: dict[str, list[float]] = field(default_factory=dict)  # each stage, "total" and "wall"
@@ -48,11 +54,27 @@ class RungRecord:
     predicted: dict[str, float] = field(default_factory=dict)  # ms by stage, from this machine's ceilings
     share_of_limit: dict[str, float] = field(default_factory=dict)  # predicted / measured, by stage
 
-    def median_ms(self, stage: str) -> float:
-        """Median of a stage's samples in ms. Raises KeyError for a stage without samples."""
+    @property
+    def measured(self) -> bool:
+        return self.status == MEASURED
+
+    @property
+    def not_finished(self) -> str:
+        """Why there are no figures, for a table or a notebook; empty if there are."""
+        words = {MEASURED: "", UNAVAILABLE: "not available here: ", FAILED: "not finished here: "}[self.status]
+        return words and words + self.reason
+
+    def samples(self, stage: str) -> list[float]:
+        """A stage's samples in ms. Raises KeyError for a stage without any."""
+        if not self.measured:
+            raise RuntimeError(f"rung {self.name!r} is {self.not_finished}")
         if not self.samples_ms.get(stage):
             raise KeyError(f"rung {self.name!r} has no samples of {stage!r}")
-        return median(self.samples_ms[stage])
+        return self.samples_ms[stage]
+
+    def median_ms(self, stage: str) -> float:
+        """Median of a stage's samples in ms."""
+        return median(self.samples(stage))
 
     def stages(self) -> dict[str, float]:
         """Median ms of each of the four stages."""
@@ -66,13 +88,19 @@ class RungRecord:
     @property
     def unaccounted_share(self) -> float:
         """Share of the wall clock that no stage holds, from the same requests' own clocks."""
-        parts = [sum(values) for values in zip(*(self.samples_ms[stage] for stage in STAGES), strict=True)]
-        return median(1 - part / wall for part, wall in zip(parts, self.samples_ms["wall"], strict=True))
+        parts = [sum(values) for values in zip(*(self.samples(stage) for stage in STAGES), strict=True)]
+        return median(1 - part / wall for part, wall in zip(parts, self.samples("wall"), strict=True))
 
     def spread_ms(self, stage: str = "wall") -> tuple[float, float]:
         """10th and 90th percentile of a stage's samples in ms."""
-        p10, p90 = np.percentile(self.samples_ms[stage], (10, 90))
+        p10, p90 = np.percentile(self.samples(stage), (10, 90))
         return float(p10), float(p90)
+
+    def summary(self) -> str:
+        """One line for `print`: the whole request and the rate of decode, or why there are none."""
+        if not self.measured:
+            return f"{self.title:20} {self.not_finished}"
+        return f"{self.title:20} {self.median_ms('wall'):8.0f} ms   {self.tokens_per_second:6.1f} tok/s"
 
     def write(self, path: Path) -> None:
         files.write_atomically(path, json.dumps(asdict(self), indent=1))
@@ -87,3 +115,35 @@ class RungRecord:
             raise ValueError(f"samples of rung {other.name!r} cannot be added to {self.name!r}")
         for stage, values in other.samples_ms.items():
             self.samples_ms.setdefault(stage, []).extend(values)
+
+
+def load_run(path: Path) -> dict:
+    """A run written by `run_ladder`: the file itself or its folder. Raises ValueError if there is none."""
+    path = path / FINISHED if path.is_dir() else path
+    run = files.read_json(path, default=None)
+    if run is None:
+        raise ValueError(f"no run at {path}; measure one with `llm-latency run`")
+    return run
+
+
+def newest_run(folder: Path, needed: tuple[str, ...] = ()) -> tuple[Path, dict]:
+    """The newest recorded ladder of a results folder in which all `needed` rungs were measured: its path, and the run.
+
+    Of one day's, the one with the most rungs. Raises ValueError if there is none.
+    """
+    found = []
+    for path in folder.glob("*ladder*.json"):
+        run = load_run(path)
+        measured = {entry["name"] for entry in run["rungs"] if entry["status"] == MEASURED}
+        if {run["baseline"], *needed} <= measured:
+            found.append((run["date"], len(measured), path.name, path, run))
+    if not found:
+        wanted = f" with the rungs {', '.join(needed)}" if needed else ""
+        raise ValueError(f"no recorded ladder{wanted} in {folder}; `make run` measures one")
+    *_, path, run = max(found, key=lambda entry: entry[:3])
+    return path, run
+
+
+def records_of(run: dict) -> list[RungRecord]:
+    """The rungs of a run as records."""
+    return [RungRecord(**entry) for entry in run["rungs"]]

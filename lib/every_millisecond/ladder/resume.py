@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import hashlib
 import json
+import os
+from collections.abc import Iterator
 from importlib.resources import files as package_files
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
+from every_millisecond.ladder.record import FINISHED
 from llm_latency import files, hardware, models
 
 SETTINGS = "settings.json"
-FINISHED = "ladder.json"
+LIVE = ".live"  # the lock of whoever measures in a folder, and beside it who that is
 
 
 def fingerprint(profile: str, options: dict) -> dict:
@@ -74,7 +81,34 @@ def take(folder: Path, wanted: dict) -> bool:
     return True
 
 
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Measure in `folder` alone. Raises ValueError that names a live run there; a dead one holds nothing."""
+    about = folder / f"{LIVE}.json"
+    lock = FileLock(folder / f"{LIVE}.lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        run = files.read_json(about, default={})
+        raise ValueError(
+            f"process {run.get('process', '?')} has measured in {run.get('folder', folder)} since "
+            f"{run.get('since', 'just now')}; wait for it, end it, or choose another folder"
+        ) from None
+    try:
+        since = datetime.datetime.now().isoformat(" ", "seconds")
+        files.write_atomically(about, json.dumps({"process": os.getpid(), "folder": str(folder), "since": since}))
+        yield
+    finally:
+        about.unlink(missing_ok=True)
+        lock.release()
+
+
 def unfinished(out: Path) -> Path | None:
     """The newest run under `out` that was begun and not finished, or None."""
     begun = [path.parent for path in out.glob(f"*/{SETTINGS}") if not (path.parent / FINISHED).exists()]
     return max(begun, default=None, key=lambda folder: folder.name)
+
+
+def finished_parts(folder: Path) -> int:
+    """How many processes of an interrupted run have left their measurements in `folder`."""
+    return len([path for path in folder.glob("*.json") if path.name.rsplit(".", 2)[-2].isdigit()])

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 import torch
 
-from every_millisecond import doctor
+from every_millisecond.doctor import compile_unavailable
+from every_millisecond.ladder.record import RungRecord
 from every_millisecond.request import quoting_prompt, standard_prompt
 from llm_latency import hardware, models
 from llm_latency.arguments import dtype_name
-from llm_latency.generation import RecomputeStepper, Stepper, TransformersStepper
+from llm_latency.generation import CompiledStepper, RecomputeStepper, StaticStepper, Stepper, TransformersStepper
 
 BASELINE = "kv-cache"  # rung 1: the baseline of every ratio
 
@@ -30,12 +31,11 @@ class Rung:
 
     name: for the command line and the JSON. title: for tables and plots. build: profile name to a ready stepper.
     weights, cache: format of the bytes a decode step reads, as `roofline` names it; cache "none" computes every key and
-    value again. on_path: part of the cumulative
-    way from the baseline to the fastest; a rung off the path is measured against the baseline alone.
-    alone: name of the rung that adds this one's step to the baseline alone, where there is one; or to another rung than
-    the one before it on the path, which `over` then names.
-    unavailable: returns why this machine cannot run it, or None. exact: promises the baseline's greedy ids.
-    prompt: makes the request of a tokenizer; another than the standard one must be as long, so that times compare.
+    value again. on_path: part of the cumulative way from the baseline to the fastest; a rung off the path is measured
+    against the baseline alone. alone: name of the rung that adds this one's step to the baseline alone, where there is
+    one; or to another rung than the one before it on the path, which `over` then names. unavailable: returns why this
+    machine cannot run it, or None. exact: promises the baseline's greedy ids. prompt: makes the request of a tokenizer;
+    another than the standard one must be as long, so that times compare.
     """
 
     name: str
@@ -51,48 +51,32 @@ class Rung:
     unavailable: Callable[[], str | None] = _always
     prompt: Callable[..., str] = standard_prompt
 
+    def record(self, status: str, **found) -> RungRecord:
+        """What was found of this rung, with what is known of it beforehand."""
+        return RungRecord(
+            self.name, self.title, self.notebook, status, weights=self.weights, cache=self.cache, on_path=self.on_path,
+            exact=self.exact, alone=self.alone, over=self.over, own_request=self.prompt is not standard_prompt, **found,
+        )  # fmt: skip
+
     def __post_init__(self) -> None:
         if not self.name or not self.name.replace("-", "").replace(".", "").isalnum():
             raise ValueError(f"rung name {self.name!r}; expected letters, digits and hyphens")
 
 
-def _no_cache(profile: str | None) -> Stepper:
-    return RecomputeStepper(models.load_target(profile, dtype=torch.float32, attn_implementation="eager"))
+def _plain(stepper: type[Stepper], attention: str = "eager", *, half: bool = False) -> Callable[[str | None], Stepper]:
+    """transformers' own model under one of our loops, in FP32 or in the 16 bits of this machine."""
+
+    def build(profile: str | None) -> Stepper:
+        dtype = hardware.half_dtype() if half else torch.float32
+        return stepper(models.load_target(profile, dtype=dtype, attn_implementation=attention))
+
+    return build
 
 
-def _kv_cache(profile: str | None) -> Stepper:
-    return TransformersStepper(models.load_target(profile, dtype=torch.float32, attn_implementation="eager"))
+def _flash(profile: str | None) -> Stepper:
+    import llm_latency.attention  # noqa: F401  (registers the implementation)
 
-
-def _static_cache(profile: str | None) -> Stepper:
-    from llm_latency.generation import StaticStepper
-
-    return StaticStepper(models.load_target(profile, dtype=torch.float32, attn_implementation="eager"))
-
-
-def _sdpa(profile: str | None) -> Stepper:
-    return TransformersStepper(models.load_target(profile, dtype=torch.float32, attn_implementation="sdpa"))
-
-
-def _half_eager(profile: str | None) -> Stepper:
-    model = models.load_target(profile, dtype=hardware.half_dtype(), attn_implementation="eager")
-    return TransformersStepper(model)
-
-
-def _half_sdpa(profile: str | None) -> Stepper:
-    return TransformersStepper(models.load_target(profile, dtype=hardware.half_dtype(), attn_implementation="sdpa"))
-
-
-def _compiled_fp32(profile: str | None) -> Stepper:
-    from llm_latency.generation import CompiledStepper
-
-    return CompiledStepper(models.load_target(profile, dtype=torch.float32, attn_implementation="eager"))
-
-
-def _compiled_half(profile: str | None) -> Stepper:
-    from llm_latency.generation import CompiledStepper
-
-    return CompiledStepper(models.load_target(profile, dtype=hardware.half_dtype(), attn_implementation="sdpa"))
+    return _plain(TransformersStepper, "llm_latency_flash")(profile)
 
 
 def _int8_cache(profile: str | None) -> Stepper:
@@ -100,15 +84,6 @@ def _int8_cache(profile: str | None) -> Stepper:
 
     model = models.load_target(profile, dtype=hardware.half_dtype(), attn_implementation="int8_kv")
     return TransformersStepper(model, lambda: Int8KVCache(model.config))
-
-
-def _fast(weights: str, **options) -> Callable[[str | None], Stepper]:
-    def build(profile: str | None) -> Stepper:
-        from every_millisecond.ladder import speculation
-
-        return speculation.load_fast(profile, weights, **options)[0]
-
-    return build
 
 
 def _quantised_alone(weights: str) -> Callable[[str | None], Stepper]:
@@ -122,19 +97,28 @@ def _quantised_alone(weights: str) -> Callable[[str | None], Stepper]:
     return build
 
 
-def _speculative(weights: str, draft: str, **options) -> Callable[[str | None], Stepper]:
+def _fast(weights: str, **options) -> Callable[[str | None], Stepper]:
     def build(profile: str | None) -> Stepper:
-        from every_millisecond.ladder import speculation
+        from every_millisecond.ladder.speculation import load_fast
 
-        return speculation.build(profile, weights, draft, **options)
+        return load_fast(profile, weights, **options)[0]
+
+    return build
+
+
+def _speculative(weights: str, draft: str = "conditioned", **options) -> Callable[[str | None], Stepper]:
+    def build(profile: str | None) -> Stepper:
+        from every_millisecond.ladder.speculation import build as build_speculative
+
+        return build_speculative(profile, weights, draft, **options)
 
     return build
 
 
 def _no_draft() -> str | None:
-    from every_millisecond.ladder import speculation
+    from every_millisecond.ladder.speculation import unavailable
 
-    return speculation.unavailable("conditioned")
+    return unavailable("conditioned")
 
 
 def _gpu() -> str | None:
@@ -145,123 +129,79 @@ def _gpu_or_no_draft() -> str | None:
     return _gpu() or _no_draft()
 
 
-def _flash(profile: str | None) -> Stepper:
-    import llm_latency.attention  # noqa: F401  (registers the implementation)
-
-    return TransformersStepper(
-        models.load_target(profile, dtype=torch.float32, attn_implementation="llm_latency_flash")
-    )
-
-
-def _no_compiler() -> str | None:
-    return doctor.compile_unavailable()
-
-
 _HALF = dtype_name(hardware.half_dtype())  # FP16 on a GPU without BF16 units
 _HALF_TITLE = {"bfloat16": "BF16", "float16": "FP16"}[_HALF]
+HALF = dict(weights=_HALF, cache=_HALF)
+BF16 = dict(weights="bfloat16", cache="bfloat16")
+INT8, INT4 = BF16 | dict(weights="int8"), BF16 | dict(weights="int4")
+DYNAMIC = dict(weights="int8", unavailable=_gpu)  # INT8 x INT8
 
 RUNGS: list[Rung] = [
-    Rung("no-cache", "FP32, no KV cache", "04", _no_cache, cache="none", on_path=True, exact=True),
-    Rung(BASELINE, "KV cache", "04", _kv_cache, on_path=True, exact=True),
-    Rung("static-cache", "static cache alone", "04", _static_cache, exact=True),
-    Rung("half-alone", f"{_HALF_TITLE} alone", "05", _half_eager, weights=_HALF, cache=_HALF),
-    Rung("compiled-alone", "static + compile alone", "05", _compiled_fp32, exact=True, unavailable=_no_compiler),
-    Rung("sdpa", "+ SDPA", "05", _sdpa, on_path=True, exact=True, alone="sdpa"),
-    Rung("half", f"+ {_HALF_TITLE}", "05", _half_sdpa, weights=_HALF, cache=_HALF, on_path=True, alone="half-alone"),
+    Rung("no-cache", "FP32, no KV cache", "04", _plain(RecomputeStepper), cache="none", on_path=True, exact=True),
+    Rung(BASELINE, "KV cache", "04", _plain(TransformersStepper), on_path=True, exact=True),
+    Rung("static-cache", "static cache alone", "04", _plain(StaticStepper), exact=True),
+    Rung("half-alone", f"{_HALF_TITLE} alone", "05", _plain(TransformersStepper, half=True), **HALF),
+    Rung(
+        "compiled-alone",
+        "static + compile alone",
+        "05",
+        _plain(CompiledStepper),
+        exact=True,
+        unavailable=compile_unavailable,
+    ),
+    Rung("sdpa", "+ SDPA", "05", _plain(TransformersStepper, "sdpa"), on_path=True, exact=True, alone="sdpa"),
+    Rung(
+        "half",
+        f"+ {_HALF_TITLE}",
+        "05",
+        _plain(TransformersStepper, "sdpa", half=True),
+        **HALF,
+        on_path=True,
+        alone="half-alone",
+    ),
     Rung(
         "compiled",
         "+ static cache, compile",
         "05",
-        _compiled_half,
-        weights=_HALF,
-        cache=_HALF,
+        _plain(CompiledStepper, "sdpa", half=True),
+        **HALF,
         on_path=True,
         alone="compiled-alone",
-        unavailable=_no_compiler,
+        unavailable=compile_unavailable,
     ),
     Rung("flash-alone", "our FlashAttention alone", "06", _flash, exact=True),
     Rung("int8-cache", "INT8 KV cache alone", "07", _int8_cache, weights=_HALF, cache="int8"),
-    Rung("int8-alone", "INT8 weights alone", "08", _quantised_alone("int8"), weights="int8", cache="bfloat16"),
-    Rung("int4-alone", "INT4 weights alone", "08", _quantised_alone("int4"), weights="int4", cache="bfloat16"),
+    Rung("int8-alone", "INT8 weights alone", "08", _quantised_alone("int8"), **INT8),
+    Rung("int4-alone", "INT4 weights alone", "08", _quantised_alone("int4"), **INT4),
     Rung("fast-fp32", "fast decoder alone", "08", _fast("float32"), exact=True),
-    Rung(
-        "fast",
-        "+ fast decoder",
-        "08",
-        _fast("bfloat16"),
-        weights="bfloat16",
-        cache="bfloat16",
-        on_path=True,
-        alone="fast-fp32",
-    ),
-    Rung("int8", "fast decoder, INT8", "08", _fast("int8"), weights="int8", cache="bfloat16"),
-    Rung(
-        "int4",
-        "+ INT4 weights",
-        "08",
-        _fast("int4"),
-        weights="int4",
-        cache="bfloat16",
-        on_path=True,
-        alone="int4-alone",
-    ),
-    Rung(
-        "int8-dynamic",
-        "INT8 x INT8 instead of INT4",
-        "08",
-        _fast("int8_dynamic"),
-        weights="int8",
-        on_path=True,
-        unavailable=_gpu,
-    ),
-    Rung(
-        "prefix",
-        "INT8 x INT8, exercise text cached",
-        "11",
-        _fast("int8_dynamic", keep_prefix=True),
-        weights="int8",
-        unavailable=_gpu,
-    ),
+    Rung("fast", "+ fast decoder", "08", _fast("bfloat16"), **BF16, on_path=True, alone="fast-fp32"),
+    Rung("int8", "fast decoder, INT8", "08", _fast("int8"), **INT8),
+    Rung("int4", "+ INT4 weights", "08", _fast("int4"), **INT4, on_path=True, alone="int4-alone"),
+    Rung("int8-dynamic", "INT8 x INT8 instead of INT4", "08", _fast("int8_dynamic"), **DYNAMIC, on_path=True),
+    Rung("prefix", "INT8 x INT8, exercise text cached", "11", _fast("int8_dynamic", keep_prefix=True), **DYNAMIC),
     Rung(
         "speculation-fp32",
         "fast decoder, FP32 + speculation",
         "09",
-        _speculative("float32", "conditioned"),
+        _speculative("float32"),
         exact=True,
         unavailable=_no_draft,
     ),
-    Rung(
-        "speculation",
-        "fast decoder + speculation",
-        "09",
-        _speculative("bfloat16", "conditioned"),
-        weights="bfloat16",
-        cache="bfloat16",
-        unavailable=_no_draft,
-    ),
-    Rung(
-        "speculation-int4",
-        "INT4 + speculation",
-        "09",
-        _speculative("int4", "conditioned"),
-        weights="int4",
-        cache="bfloat16",
-        unavailable=_no_draft,
-    ),
+    Rung("speculation", "fast decoder + speculation", "09", _speculative("bfloat16"), **BF16, unavailable=_no_draft),
+    Rung("speculation-int4", "INT4 + speculation", "09", _speculative("int4"), **INT4, unavailable=_no_draft),
     Rung(
         "int4-everything",
         "INT4 + speculation, exercise text cached",
         "12",
-        _speculative("int4", "conditioned", keep_prefix=True),
-        weights="int4",
-        cache="bfloat16",
+        _speculative("int4", keep_prefix=True),
+        **INT4,
         unavailable=_no_draft,
     ),
     Rung(
         "speculation-int8",
         "+ speculation",
         "09",
-        _speculative("int8_dynamic", "conditioned"),
+        _speculative("int8_dynamic"),
         weights="int8",
         on_path=True,
         alone="speculation-fp32",
@@ -272,28 +212,20 @@ RUNGS: list[Rung] = [
         "everything",
         "+ exercise text cached",
         "12",
-        _speculative("int8_dynamic", "conditioned", keep_prefix=True),
+        _speculative("int8_dynamic", keep_prefix=True),
         weights="int8",
         on_path=True,
         alone="prefix",
         over="int8-dynamic",
         unavailable=_gpu_or_no_draft,
     ),
-    Rung(
-        "lookup",
-        "fast decoder + prompt lookup",
-        "09",
-        _speculative("bfloat16", "lookup"),
-        weights="bfloat16",
-        cache="bfloat16",
-    ),
+    Rung("lookup", "fast decoder + prompt lookup", "09", _speculative("bfloat16", "lookup"), **BF16),
     Rung(
         "lookup-quote",
         "prompt lookup, a request that quotes its prompt",
         "09",
         _speculative("bfloat16", "lookup"),
-        weights="bfloat16",
-        cache="bfloat16",
+        **BF16,
         prompt=quoting_prompt,
     ),
 ]

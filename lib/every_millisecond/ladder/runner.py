@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from every_millisecond.ladder import prediction, resume
-from every_millisecond.ladder.record import RungRecord
+from every_millisecond.ladder.prediction import add_predictions
+from every_millisecond.ladder.record import FAILED, FINISHED, RungRecord
+from every_millisecond.ladder.resume import alone, fingerprint, take
 from every_millisecond.ladder.rungs import BASELINE, Rung, choose
-from every_millisecond.openmp import process_environment
+from every_millisecond.processes import Worker, WorkerFailed, ended_by_sigterm
 from every_millisecond.request import NEW_TOKENS, PROMPT_TOKENS, standard_prompt
 from llm_latency import files, hardware, models, roofline
 
 BUDGET_S = 4.0  # seconds of measured answers in one process
+# Until a rung's process is heard of for the first time, which loads a model and may fetch it; and between two signs of
+# life afterwards, each at most one answer or one compilation apart, on a machine of the usual speed.
+LOAD_LIMIT_S, STEP_LIMIT_S = 1800.0, 600.0
 
 
 def run_ladder(
@@ -44,38 +45,18 @@ def run_ladder(
     versions and options, the run continues where it was interrupted.
 
     Raises ValueError for counts below 1, an unknown rung or profile, a model that the ladder cannot serve, and a folder
-    that holds another run; OSError for a folder that cannot be written.
+    that holds another run or in which one is being measured; OSError for a folder that cannot be written.
     """
     options = dict(rounds=rounds, warmup=warmup, repeats=repeats, budget_s=budget_s, new_tokens=new_tokens)
     wanted = settings_of(names, profile, **options)
     rungs, profile = choose(names), wanted["profile"]
     folder.mkdir(parents=True, exist_ok=True)
-    resume.take(folder, wanted)
-    ceilings = hardware.ceilings()
-
-    records: dict[str, RungRecord] = {}
-    steps = plan(rungs, rounds)
-    for done, (i, entry) in enumerate(steps):
-        known = records.get(entry.name)
-        if known and known.status != "measured":
-            continue  # it failed or is unavailable: once is enough
-        progress(entry.title, done, len(steps))
-        share = 1 if entry.on_path or entry.name == BASELINE else rounds  # of the rounds that this process stands for
-        record = _run_one(
-            entry, profile, i, folder,
-            warmup=warmup, repeats=share * repeats, budget_s=share * budget_s, new_tokens=new_tokens,
-            quality=known is None,
-        )  # fmt: skip
-        if known and record.status == "measured":
-            known.extend(record)
-        elif known:
-            known.status, known.reason = record.status, record.reason
-        else:
-            records[entry.name] = record
-    progress("done", len(steps), len(steps))
-
+    with alone(folder), ended_by_sigterm():
+        take(folder, wanted)
+        ceilings = hardware.ceilings()
+        records = _measure(rungs, profile, folder, progress, **options)
     ordered = [records[entry.name] for entry in rungs]
-    prediction.add_all([record for record in ordered if record.status == "measured"], profile, ceilings)
+    add_predictions([record for record in ordered if record.measured], profile, ceilings)
     run = {
         "date": datetime.date.today().isoformat(),
         "profile": profile,
@@ -85,8 +66,44 @@ def run_ladder(
         "baseline": BASELINE,
         "rungs": [asdict(record) for record in ordered],
     }
-    files.write_atomically(folder / resume.FINISHED, json.dumps(run, indent=1))
+    files.write_atomically(folder / FINISHED, json.dumps(run, indent=1))
     return run
+
+
+def _measure(
+    rungs: list[Rung],
+    profile: str,
+    folder: Path,
+    progress: Callable[[str, int, int], None],
+    *,
+    rounds: int,
+    warmup: int,
+    repeats: int,
+    budget_s: float,
+    new_tokens: int,
+) -> dict[str, RungRecord]:
+    """One record per rung: the samples of all its processes."""
+    records: dict[str, RungRecord] = {}
+    steps = plan(rungs, rounds)
+    for done, (i, entry) in enumerate(steps):
+        known = records.get(entry.name)
+        if known and not known.measured:
+            continue  # it failed or is unavailable: once is enough
+        progress(entry.title, done, len(steps))
+        share = 1 if entry.on_path or entry.name == BASELINE else rounds  # of the rounds that this process stands for
+        record = _run_one(
+            entry, profile, i, folder,
+            slowness=records[BASELINE].slowness if BASELINE in records else 1.0, quality=known is None,
+            warmup=warmup, repeats=share * repeats, budget_s=share * budget_s, new_tokens=new_tokens,
+        )  # fmt: skip
+        if known and record.measured:
+            known.extend(record)
+        elif known:
+            known.status, known.reason = record.status, record.reason
+        else:
+            records[entry.name] = record
+    progress("done", len(steps), len(steps))
+    return records
 
 
 def settings_of(
@@ -99,7 +116,7 @@ def settings_of(
     new_tokens: int,
     budget_s: float = BUDGET_S,
 ) -> dict:
-    """What makes a run the same run, checked: see `resume.fingerprint`. Raises ValueError as `run_ladder` does."""
+    """What makes a run the same run, checked: see `fingerprint`. Raises ValueError as `run_ladder` does."""
     for name, value in (("rounds", rounds), ("repeats", repeats), ("new_tokens", new_tokens)):
         least = 2 if name == "new_tokens" else 1
         if value < least:
@@ -108,7 +125,7 @@ def settings_of(
         raise ValueError(f"warmup={warmup}; expected 0 or more")
     options = dict(rounds=rounds, warmup=warmup, repeats=repeats, budget_s=budget_s, new_tokens=new_tokens)
     chosen = [entry.name for entry in choose(names)]
-    return resume.fingerprint(check_model(profile, new_tokens), options | {"rungs": chosen})
+    return fingerprint(check_model(profile, new_tokens), options | {"rungs": chosen})
 
 
 def check_model(profile: str | None, new_tokens: int = NEW_TOKENS) -> str:
@@ -156,71 +173,23 @@ def plan(rungs: list[Rung], rounds: int) -> list[tuple[int, Rung]]:
 
 
 def _run_one(
-    entry: Rung,
-    profile: str,
-    i: int,
-    folder: Path,
-    *,
-    warmup: int,
-    repeats: int,
-    budget_s: float,
-    new_tokens: int = NEW_TOKENS,
-    quality: bool = True,
+    entry: Rung, profile: str, i: int, folder: Path, *, slowness: float, quality: bool, **counts: float
 ) -> RungRecord:
+    """What round i's process measured of a rung, now or before the run was interrupted; or why it did not."""
     out = folder / f"{entry.name}.{i}.json"
     if out.exists():
         finished = RungRecord.read(out)
-        if finished.status == "measured":  # what was not there may have been installed since
+        if finished.measured:  # what was not there may have been installed since
             return finished
-    command = [sys.executable, "-m", "every_millisecond.ladder.worker", "--rung", entry.name, "--profile", profile]
-    command += ["--warmup", str(warmup), "--repeats", str(repeats), "--budget", str(budget_s)]
-    command += ["--new-tokens", str(new_tokens), "--folder", str(folder), "--out", str(out)]
-    result = subprocess.run(
-        command + (["--quality"] if quality else []),
-        env=os.environ | process_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if result.returncode == 0 and out.exists():
-        return RungRecord.read(out)
-    lines = result.stderr.strip().splitlines() or [f"the process ended with code {result.returncode} and no message"]
-    # A failure is not kept on disk: when the run is continued, the rung is tried again.
-    return RungRecord(entry.name, entry.title, entry.notebook, "failed", reason=lines[-1], on_path=entry.on_path)
-
-
-def finished_parts(folder: Path) -> int:
-    """How many processes of an interrupted run have left their measurements in `folder`."""
-    return len([path for path in folder.glob("*.json") if path.name.rsplit(".", 2)[-2].isdigit()])
-
-
-def load_run(path: Path) -> dict:
-    """A run written by `run_ladder`: the file itself or its folder. Raises ValueError if there is none."""
-    path = path / resume.FINISHED if path.is_dir() else path
-    run = files.read_json(path, default=None)
-    if run is None:
-        raise ValueError(f"no run at {path}; measure one with `llm-latency run`")
-    return run
-
-
-def newest_run(folder: Path, needed: tuple[str, ...] = ()) -> tuple[Path, dict]:
-    """The newest recorded ladder of a results folder in which all `needed` rungs were measured: its path, and the run.
-
-    Of one day's, the one with the most rungs. Raises ValueError if there is none.
-    """
-    found = []
-    for path in folder.glob("*ladder*.json"):
-        run = load_run(path)
-        measured = {entry["name"] for entry in run["rungs"] if entry["status"] == "measured"}
-        if {run["baseline"], *needed} <= measured:
-            found.append((run["date"], len(measured), path.name, path, run))
-    if not found:
-        wanted = f" with the rungs {', '.join(needed)}" if needed else ""
-        raise ValueError(f"no recorded ladder{wanted} in {folder}; `make run` measures one")
-    *_, path, run = max(found, key=lambda entry: entry[:3])
-    return path, run
-
-
-def records_of(run: dict) -> list[RungRecord]:
-    """The rungs of a run as records."""
-    return [RungRecord(**entry) for entry in run["rungs"]]
+    options = dict(name=entry.name, profile=profile, folder=str(folder), slowness=slowness, with_quality=quality)
+    try:
+        with Worker("every_millisecond.ladder.worker", [json.dumps(options | counts)]) as worker:
+            said = worker.read(LOAD_LIMIT_S)
+            while "record" not in said:  # else it has got on: so far, and on so slow a machine
+                slowness = max(slowness, said["slowness"])
+                said = worker.read(STEP_LIMIT_S * slowness)
+    except WorkerFailed as error:
+        return entry.record(FAILED, reason=str(error))  # not kept on disk: a run that is continued tries again
+    record = RungRecord(**said["record"])
+    record.write(out)
+    return record

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from rich.markup import escape
 from rich.table import Table
 
 from every_millisecond.ladder import contributions
-from every_millisecond.ladder.record import RungRecord
-from every_millisecond.ladder.runner import records_of
+from every_millisecond.ladder.record import RungRecord, records_of
 from every_millisecond.notebook import plots
 
 HEADERS = [
@@ -29,7 +29,7 @@ STEP_HEADERS = ["step", "before", "after", "gives", "share of the baseline", "al
 
 
 def rows(run: dict) -> list[list[str]]:
-    """The table's rows, one per rung, times in ms. An unavailable or failed rung says why in place of figures."""
+    """The table's rows, one per rung, times in ms. A rung that was not measured says why in place of figures."""
     records = records_of(run)
     by_name = {record.name: record for record in records}
     baseline = by_name[run["baseline"]]
@@ -37,12 +37,11 @@ def rows(run: dict) -> list[list[str]]:
 
 
 def _row(record: RungRecord, baseline: RungRecord) -> list[str]:
-    if record.status != "measured":
-        words = "not available here" if record.status == "unavailable" else "FAILED"
-        return [record.title, f"{words}: {record.reason}"] + [""] * (len(HEADERS) - 2)
+    if not record.measured:
+        return [record.title, record.not_finished] + [""] * (len(HEADERS) - 2)
     low, high = record.spread_ms()
     speed_up, same = "-", "-"
-    if baseline.status == "measured":
+    if baseline.measured:
         speed_up = f"{baseline.median_ms('wall') / record.median_ms('wall'):.2f}"
         if not record.own_request:
             same = f"{sum(a == b for a, b in zip(record.ids, baseline.ids, strict=False))} of {len(baseline.ids)}"
@@ -75,11 +74,11 @@ def caption(run: dict) -> str:
 
 def table(run: dict) -> Table:
     """The ladder as a rich table."""
-    result = Table(title="The ladder: one request, rung by rung", caption=caption(run), title_justify="left")
+    result = Table(title="The ladder: one request, rung by rung", caption=escape(caption(run)), title_justify="left")
     for i, header in enumerate(HEADERS):
         result.add_column(header, justify="left" if i == 0 else "right", overflow="fold")
     for row in rows(run):
-        result.add_row(*row)
+        result.add_row(*map(escape, row))
     return result
 
 
@@ -125,10 +124,10 @@ def step_table(run: dict) -> Table:
     for i, header in enumerate(STEP_HEADERS):
         result.add_column(header, justify="right" if 0 < i < 5 else "left", overflow="fold")
     for row in step_rows(run):
-        result.add_row(*row)
+        result.add_row(*map(escape, row))
     return result
 
 
 def unaccounted(run: dict) -> float:
     """Largest share of the wall clock that a rung's stages leave out."""
-    return max((abs(r.unaccounted_share) for r in records_of(run) if r.status == "measured"), default=0.0)
+    return max((abs(r.unaccounted_share) for r in records_of(run) if r.measured), default=0.0)

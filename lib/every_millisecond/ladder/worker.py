@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
+import sys
 import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 
 import torch
 
-from every_millisecond.ladder.record import STAGES, RungRecord
+from every_millisecond.laboratory.counting import narrow_twin
+from every_millisecond.ladder.record import MEASURED, STAGES, UNAVAILABLE, RungRecord
 from every_millisecond.ladder.rungs import BASELINE, Rung, rung
-from every_millisecond.request import NEW_TOKENS, PROMPT_TOKENS, standard_prompt
-from llm_latency import files, models, quality, roofline
+from every_millisecond.processes import Parent
+from every_millisecond.request import NEW_TOKENS, PROMPT_TOKENS
+from llm_latency import files, models, quality
 from llm_latency.benchmark import Response, respond
 from llm_latency.generation import CompiledStepper, StaticStepper, Stepper
 from llm_latency.speculative import SpeculativeDecoder
@@ -25,6 +30,9 @@ from llm_latency.timing import measure
 QUALITY_TOKENS = 512
 WARM_TOKENS = 8  # of a warm-up answer: it touches every kernel, and compiles what is compiled
 PROBE_TOKENS = (8, 24)
+PROBE_STEPS = 5
+# Times the slowness of the machine, a step of the baseline in FP32 against SmolLM2-135M's on two cores of 2023:
+REFERENCE_STEP_S, REFERENCE_BYTES = 0.05, 538e6
 LONGEST_PREFILL_S = 30.0  # a format without hardware for its products takes minutes, and says no more in ten rungs
 LONGEST_ANSWER_S = 180.0  # a slower rung would hold up the whole ladder for one figure
 SLOT_STEP = 512  # a static cache is made this much larger until the answer fits
@@ -41,39 +49,43 @@ def measure_rung(
     folder: Path,
     with_quality: bool,
     new_tokens: int = NEW_TOKENS,
+    slowness: float = 1.0,
+    say: Callable[[float], None] = lambda slowness: None,
 ) -> RungRecord:
     """Answer the standard request `repeats` times after `warmup` short answers, and keep every sample.
 
     After `budget_s` seconds no further answer begins, but one is always measured. A rung whose prefill would take over
-    half a minute, or its answer over three, is recorded as unavailable. With quality, a text is scored through the
-    rung's own weights and cache, its top-1 choices are compared with the baseline's, and the time of issuing its
-    operators is measured.
+    half a minute, or its answer over three, is recorded as unavailable; both limits grow with `slowness`, which the
+    baseline finds out in its first steps. With quality, a text is scored through the rung's own weights and cache, its
+    top-1 choices are compared with the baseline's, and the time of issuing its operators is measured. `say` is called
+    with the slowness after each answer and each other step, as a sign of life.
     """
     entry = rung(name)
-    facts = dict(name=name, title=entry.title, notebook=entry.notebook, weights=entry.weights, cache=entry.cache)
-    facts |= dict(on_path=entry.on_path, exact=entry.exact, alone=entry.alone, over=entry.over)
-    facts |= dict(own_request=entry.prompt is not standard_prompt)
     reason = entry.unavailable()
     if reason:
-        return RungRecord(status="unavailable", reason=reason, **facts)
+        return entry.record(UNAVAILABLE, reason=reason)
     started = time.perf_counter()
     stepper = _with_room(entry.build(profile), PROMPT_TOKENS + new_tokens)
+    if name == BASELINE:
+        slowness = _slowness(stepper)
+    say(slowness)
     seconds = 0.0 if name == BASELINE else _prefill_seconds(stepper)
-    if seconds > LONGEST_PREFILL_S:
+    if seconds > LONGEST_PREFILL_S * slowness:
         reason = f"its prefill would take about {seconds:.0f} s here: no hardware for its products"
-        return RungRecord(status="unavailable", reason=reason, **facts)
+        return entry.record(UNAVAILABLE, reason=reason)
     tokenizer = models.load_tokenizer(profile)
-    record = RungRecord(status="measured", load_s=time.perf_counter() - started, **facts)
+    record = entry.record(MEASURED, load_s=time.perf_counter() - started, slowness=slowness)
     prompt = entry.prompt(tokenizer)
     for _ in range(warmup):
         response = respond(stepper, tokenizer, prompt, min(WARM_TOKENS, new_tokens))
+        say(slowness)
         first = record.first_ms is None
         record.first_ms = record.first_ms or response.breakdown.total_ms
         seconds = _answer_seconds(response, new_tokens)
         # The first answer compiles and allocates: what it took says nothing about the next.
-        if not first and seconds > LONGEST_ANSWER_S and name != BASELINE:
+        if not first and seconds > LONGEST_ANSWER_S * slowness and name != BASELINE:
             reason = f"an answer of {new_tokens} tokens would take about {seconds / 60:.0f} minutes"
-            return RungRecord(status="unavailable", reason=reason, **facts)
+            return entry.record(UNAVAILABLE, reason=reason)
     record.samples_ms = {stage: [] for stage in (*STAGES, "total", "wall")}
     started = time.perf_counter()
     for i in range(repeats):
@@ -82,19 +94,35 @@ def measure_rung(
         start = time.perf_counter()
         response = respond(stepper, tokenizer, prompt, new_tokens)
         wall = (time.perf_counter() - start) * 1e3
+        say(slowness)
         b = response.breakdown
         values = (b.tokenize_ms, b.prefill_ms, b.decode_ms, b.detokenize_ms, b.total_ms, wall)
         for stage, value in zip((*STAGES, "total", "wall"), values, strict=True):
             record.samples_ms[stage].append(value)
         record.first_ms = record.first_ms or wall
     record.prompt_tokens, record.new_tokens = b.prompt_tokens, b.tokens_generated
-    record.kept_tokens = _kept_tokens(stepper)
+    record.kept_tokens = stepper.prefix_tokens
     record.ids, record.text = response.sequences[0, b.prompt_tokens :].tolist(), response.text
     if with_quality:
         _add_quality(record, stepper, tokenizer, folder)
+        say(slowness)
         _add_speculation(record, stepper, tokenizer, prompt, new_tokens)
         record.launch_ms = _launch_ms(entry, stepper, folder / TWIN)
     return record
+
+
+def _slowness(stepper: Stepper) -> float:
+    """How many times slower this machine is now than the one that the limits were set on, at least 1: by a few steps of
+    the baseline, against what so many bytes of weights took there."""
+    ids = torch.arange(PROBE_TOKENS[0], device=stepper.device)[None]
+    stepper.prefill(ids)
+    times = []
+    for _ in range(PROBE_STEPS):
+        started = time.perf_counter()
+        stepper.step(ids[:, :1]).argmax().item()
+        times.append(time.perf_counter() - started)
+    expected = REFERENCE_STEP_S * max(1.0, (stepper.step_bytes or 0) / REFERENCE_BYTES)
+    return max(1.0, median(times) / expected)
 
 
 def _with_room(stepper: Stepper, needed: int) -> Stepper:
@@ -116,13 +144,8 @@ def _prefill_seconds(stepper: Stepper) -> float:
 
     few, more = PROBE_TOKENS
     seconds(few)  # the first call of all allocates
-    short, longer = seconds(few), seconds(more)
+    short, longer = (min(seconds(tokens) for _ in range(2)) for tokens in (few, more))
     return short + max(0.0, longer - short) / (more - few) * (PROMPT_TOKENS - few)
-
-
-def _kept_tokens(stepper: Stepper) -> int:
-    """How many tokens of the prompt a fast decoder, or the target of a speculative one, has kept from before."""
-    return stepper.prefix_tokens
 
 
 def _answer_seconds(response: Response, new_tokens: int) -> float:
@@ -180,35 +203,18 @@ def _save_twin(model, path: Path) -> None:
     """Write the narrow twin as a model folder, complete or not at all."""
     work = Path(tempfile.mkdtemp(dir=path.parent))
     try:
-        roofline.narrow_twin(model).save_pretrained(work)
+        narrow_twin(model).save_pretrained(work)
         os.rename(work, path)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rung", required=True)
-    parser.add_argument("--profile")
-    parser.add_argument("--warmup", type=int, required=True)
-    parser.add_argument("--repeats", type=int, required=True)
-    parser.add_argument("--budget", type=float, required=True)
-    parser.add_argument("--new-tokens", type=int, default=NEW_TOKENS)
-    parser.add_argument("--quality", action="store_true")
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    args = parser.parse_args()
-    record = measure_rung(
-        args.rung,
-        args.profile,
-        warmup=args.warmup,
-        repeats=args.repeats,
-        budget_s=args.budget,
-        folder=args.folder,
-        with_quality=args.quality,
-        new_tokens=args.new_tokens,
-    )
-    record.write(args.out)
+    parent = Parent()
+    options = json.loads(sys.argv[1])
+    options["folder"] = Path(options["folder"])
+    record = measure_rung(**options, say=lambda slowness: parent.answer({"slowness": slowness}))
+    parent.answer({"record": asdict(record)})
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import llm_latency
+
 
 def kernel_paragraphs(module: str, function: str) -> list[str]:
     """The source of a function of `llm_latency.attention`, cut at its blank lines.
@@ -12,7 +14,7 @@ def kernel_paragraphs(module: str, function: str) -> list[str]:
     module: file name without ".py", such as "triton_prefill". The file is read, not imported. Raises ValueError if
     there is no such module or function.
     """
-    path = Path(__file__).with_name(f"{module}.py")
+    path = Path(llm_latency.__file__).parent / "attention" / f"{module}.py"
     if not path.is_file():
         raise ValueError(f"no module {module!r} in llm_latency.attention")
     text = path.read_text(encoding="utf-8")

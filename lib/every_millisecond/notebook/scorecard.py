@@ -5,9 +5,7 @@ Kept in the cache folder, on this machine only. A guess is made before the measu
 
 from __future__ import annotations
 
-import json
 import math
-import os
 from pathlib import Path
 
 from llm_latency import files
@@ -15,16 +13,11 @@ from llm_latency import files
 
 def path() -> Path:
     """Where the table is kept: LLM_LATENCY_SCORECARD lets tests run the notebooks without touching a learner's own."""
-    chosen = os.environ.get("LLM_LATENCY_SCORECARD")
-    return Path(chosen) if chosen else files.cache_folder() / "scorecard.json"
+    return files.path_from_environment("LLM_LATENCY_SCORECARD") or files.cache_folder() / "scorecard.json"
 
 
 def _load() -> dict[str, dict]:
     return files.read_json(path(), default={})
-
-
-def _store(rows: dict[str, dict]) -> None:
-    files.write_atomically(path(), json.dumps(rows, indent=1))
 
 
 def _number(name: str, value: float) -> float:
@@ -38,9 +31,8 @@ def guess(key: str, value: float, unit: str, question: str) -> None:
 
     key: notebook number and a word, such as "00-answer". Raises ValueError for a value that is not a finite number.
     """
-    rows = _load()
-    rows[key] = {"question": question, "unit": unit, "guess": _number("value", value)}
-    _store(rows)
+    row = {"question": question, "unit": unit, "guess": _number("value", value)}
+    files.update_json(path(), lambda rows: rows | {key: row}, default={})
     print(f"{question} My guess: {value:g} {unit}")
 
 
@@ -55,11 +47,12 @@ def measured(key: str, value: float) -> None:
 
 
 def _add(key: str, column: str, value: float) -> None:
-    rows = _load()
-    if key not in rows:
-        raise KeyError(f"no guess for {key!r} yet; run the cell that calls scorecard.guess({key!r}, ...) first")
-    rows[key][column] = _number("value", value)
-    _store(rows)
+    def add(rows: dict[str, dict]) -> dict[str, dict]:
+        if key not in rows:
+            raise KeyError(f"no guess for {key!r} yet; run the cell that calls scorecard.guess({key!r}, ...) first")
+        return rows | {key: rows[key] | {column: _number("value", value)}}
+
+    files.update_json(path(), add, default={})
 
 
 def table(*keys: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import median
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from every_millisecond.peers.contenders import CONTENDERS, Contender, contender
@@ -29,7 +30,7 @@ def table(result: dict) -> Table:
         shown.add_column(header, justify="left" if not header else "right")
     for peer in result["peers"]:
         if peer["status"] != MEASURED:
-            shown.add_row(peer["title"], peer["status"])
+            shown.add_row(peer["title"], escape(f"{peer['status']}: {peer['reason']}"))
             continue
         found = result["ratios"][peer["name"]]
         cells = [found[f"decode_vs_{other}"] for other in against]
@@ -52,12 +53,16 @@ def main(out: Path = Path("results"), profile: str | None = None, names: list[st
     prompt = encode_prompt(tokenizer, standard_prompt(tokenizer))
     chosen = CONTENDERS if names is None else [contender(name) for name in names]
     result = run_race(
-        chosen, prompt, NEW_TOKENS, profile=profile, progress=lambda text: console.print(text, style="dim")
+        chosen,
+        prompt,
+        NEW_TOKENS,
+        profile=profile,
+        progress=lambda text: console.print(text, style="dim", markup=False),
     )
     console.print(table(result))
     machine = result["machine"]
     label = re.sub(r"[^a-z0-9]+", "-", f"{machine['gpu'] or machine['cpu']} {machine['threads']}t".lower()).strip("-")
     path = out / f"{result['date']}_peers_{label}.json"
     files.write_atomically(path, json.dumps(result, indent=1))
-    console.print(f"written to {path}", highlight=False)
+    console.print(f"written to {path}", highlight=False, markup=False)
     return int(any(peer["ours"] and peer["status"] != MEASURED for peer in result["peers"]))

@@ -177,10 +177,17 @@ def _llama_cpp(repack: bool) -> Callable[[str | None], Answerer]:
             llama_cpp.llama_cpp.llama_model_default_params = without_repacking
         threads = torch.get_num_threads()
         model = llama_cpp.Llama(
-            str(gguf_path()), n_ctx=512, n_threads=threads, n_threads_batch=threads, n_gpu_layers=0, verbose=False
+            str(gguf_path()),
+            n_ctx=LLAMA_CPP_CONTEXT,
+            n_threads=threads,
+            n_threads_batch=threads,
+            n_gpu_layers=0,
+            verbose=False,
         )
 
         def answer(prompt: list[int], new_tokens: int) -> Answer:
+            if len(prompt) + new_tokens > LLAMA_CPP_CONTEXT:
+                raise ValueError(f"{len(prompt)} + {new_tokens} tokens do not fit llama.cpp's {LLAMA_CPP_CONTEXT}")
             model.reset()  # or it would keep the prompt's cache from the last time
             start = time.perf_counter()
             tokens = model.generate(prompt, top_k=1, temp=0.0, repeat_penalty=1.0)
@@ -207,6 +214,7 @@ def _fast_dynamic(profile: str | None) -> Answerer:
     return _stepper(speculation.load_fast(profile, "int8_dynamic")[0])
 
 
+LLAMA_CPP_CONTEXT = 512
 EXTRA = "run `make peers`, or `pip install -e '.[peers]'`"
 CONTENDERS: list[Contender] = [
     Contender("hf-fp32", "transformers generate, FP32", _hf(torch.float32)),
