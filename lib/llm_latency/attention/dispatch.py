@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from llm_latency.attention.backend_facts import BACKENDS, flash_attn_function, triton_problem
@@ -110,28 +111,21 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, sc
         return torch.zeros_like(q)
     # SDPA's is_causal aligns top-left: it may be used only where both alignments are the same.
     is_causal = causal and mask is None and seq_q == seq_k
-    last_query_sees_all = seq_q == 1 and seq_k > 0
-    allowed = mask if is_causal or last_query_sees_all else visible_pairs(q, k, causal, mask)
-    k, v = k.transpose(1, 2), v.transpose(1, 2)
+    allowed = mask if is_causal or seq_q == 1 else visible_pairs(q, k, causal, mask)  # a lone query sees every key
+    if allowed is not None:
+        allowed = broadcast_mask(allowed, q, k)  # [batch, heads, seq_q, seq_k]
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # [batch, heads, seq, head_dim]
     grouped = heads != kv_heads
     if grouped and allowed is not None and q.is_cuda:
         # With a mask, only SDPA's slowest kernel takes grouped heads on CUDA, and it stores all the scores.
         k, v = (x.repeat_interleave(heads // kv_heads, dim=1) for x in (k, v))
         grouped = False
-    out = torch.nn.functional.scaled_dot_product_attention(
-        q.transpose(1, 2),
-        k,
-        v,
-        attn_mask=None if allowed is None else broadcast_mask(allowed, q, k.transpose(1, 2)),
-        is_causal=is_causal,
-        scale=scale,
-        enable_gqa=grouped,
-    ).transpose(1, 2)
-    if allowed is None:
-        return out
-    # [batch, heads, seq_q, 1] -> [batch, seq_q, heads, 1]; what SDPA gives for a row without keys is not defined
-    nothing = ~broadcast_mask(allowed, q, k.transpose(1, 2)).any(dim=-1, keepdim=True).transpose(1, 2)
-    return out.masked_fill(nothing, 0.0)
+    out = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=allowed, is_causal=is_causal, scale=scale, enable_gqa=grouped
+    )
+    if allowed is not None:  # what SDPA gives for a row without keys is not defined
+        out = out.masked_fill(~allowed.any(dim=-1, keepdim=True), 0.0)
+    return out.transpose(1, 2)
 
 
 def _flash_attn(q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, scale: float) -> Tensor:

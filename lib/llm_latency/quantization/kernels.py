@@ -8,7 +8,6 @@ Otherwise the plain path takes over: it dequantises the weight at every call, ri
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable
 
@@ -279,10 +278,7 @@ class PrepackedWeight:
             return y.to(torch.bfloat16)
         return F.linear(x, self._plain, bias)
 
-    def __deepcopy__(self, memo: dict) -> PrepackedWeight:
-        return PrepackedWeight(copy.deepcopy(self.dense(), memo))
-
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple:  # oneDNN's layout can be neither copied nor stored
         return PrepackedWeight, (self.dense(),)
 
 
