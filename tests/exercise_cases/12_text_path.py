@@ -106,7 +106,7 @@ WRONG = {
                 found = end
             return found
         """),
-        ("looks at the page alone", "a page counts only behind the same pages", """
+        ("looks at the page alone", "a page counts only after the same pages", """
             found = 0
             for end in range(size, len(prompt), size):
                 page = tuple(prompt[end - size : end])

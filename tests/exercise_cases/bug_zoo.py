@@ -68,12 +68,12 @@ WRONG = {
     ],
     "mended_accepts": [
         ("another constant", "kept with probability min(1, p / q)", "return p / q >= 1"),
-        ("a tensor", "expected bool", "return torch.tensor(u) < p / q"),
+        ("the ratio", "expected True or False", "return min(1, p / q)"),
     ],
     "test_prefix": [
         (
             "no match behind a miss",
-            "matches behind the first miss",
+            "matches after the first miss",
             """
             logits = torch.nn.functional.one_hot(torch.tensor([4, 7, 1]), 9).float()
             assert program(torch.tensor([4, 7]), logits) == 2
@@ -93,7 +93,7 @@ WRONG = {
             "predicts token 0 of the draft",
             "return int((draft == logits.argmax(-1)[1:]).long().cumprod(0).sum())",
         ),
-        ("counts all matches", "nothing behind the first miss", "return int((draft == logits[:-1].argmax(-1)).sum())"),
+        ("counts all matches", "nothing after the first miss", "return int((draft == logits[:-1].argmax(-1)).sum())"),
     ],
     "test_softmax": [
         (
@@ -154,7 +154,7 @@ WRONG = {
         ),
         (
             "one scale for all",
-            "the scale has shape",
+            "the scale: shape",
             """
             scale = x.abs().max() / 127
             return (x / scale).round().to(torch.int8), scale
@@ -223,7 +223,16 @@ RIGHT = {
         return sum(gaps) / len(gaps) if gaps else None
     """
     ],
-    "mended_accepts": ["return bool(u * q < p)"],
+    "mended_accepts": [
+        "return bool(u * q < p)",
+        "return torch.tensor(u) < p / q",
+        "return 1 if u * q < p else 0",
+        """
+        import numpy as np
+
+        return np.float64(u) < p / q
+    """,
+    ],
     "test_accepts": [
         """
         for p, q in ((0.1, 0.4), (0.3, 0.6), (0.6, 0.3)):

@@ -115,15 +115,17 @@ def _plan(
     if shortest:
         prompts.sort(key=lambda r: r[1])
     plan = {}
-    for name, left in [*prompts, *decodes] if prompts_first else [*decodes, *prompts]:
+    order = [*readers, *decodes, *joiners] if prompts_first else [*decodes, *prompts]
+    for name, left in order:
         if stops and left > budget:
             break
         count = left if each and left <= budget else min(left, budget)
-        if whole and count < left or one_prompt and any(n > 1 for n in plan.values()):
+        if (whole and count < left) or (one_prompt and any(n > 1 for n in plan.values())):
             count = 0
         if count or zeros:
             plan[name] = count
-        budget -= 0 if each or free_decodes and left == 1 else count
+        decodes_now = (name, left) in decodes
+        budget -= 0 if (each and not decodes_now) or (free_decodes and decodes_now) else count
     return plan
 
 
@@ -141,7 +143,7 @@ def _plan_answers(cases: list[Case]) -> Answers:
         "Not everybody who waits has a place.": by(everybody=True),
         "Nobody joins, though a place and budget are left.": by(nobody=True),
         "The budget is for all together: what one has taken, the next cannot have.": by(each=True),
-        "The shortest prompt is read first. First come, first served: a long one would wait for ever.": by(shortest=True),
+        "The shortest prompt is read first; first come, first served, or a long one waits for ever.": by(shortest=True),
         "The newest reader comes first. The oldest does: the lists are in order.": by(newest=True),
         "Those who wait are served before those who run and read.": by(joiners_first=True),
         "Only one prompt is read in a step. While budget is left, the next one is read, too.": by(one_prompt=True),
@@ -244,7 +246,9 @@ def _goodput_answers(*args) -> Answers:
         "Only the gaps are looked at.": _goodput(*args, first=lambda a, t: 0),
         "The first token's wait counts from the arrival of its request.": _goodput(*args, first=lambda a, t: t[0]),
         "n tokens have n - 1 gaps between them.": _goodput(*args, gap=lambda a, t: mean(t) * (len(t) - 1) / len(t)),
-        "The wait for the first token is no gap between tokens.": _goodput(*args, gap=lambda a, t: (t[-1] - a) / len(t)),
+        "The wait for the first token is no gap between tokens.": _goodput(
+            *args, gap=lambda a, t: (t[-1] - a) / len(t)
+        ),
         "The mean gap is judged, not each gap.": _goodput(
             *args, gap=lambda a, t: max((y - x for x, y in itertools.pairwise(t)), default=0)
         ),

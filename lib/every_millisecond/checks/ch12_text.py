@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Hashable
 
-from every_millisecond.checks import broken_chapters as broken
-from every_millisecond.checks import expect, zoo
+from every_millisecond.checks import expect, programs, zoo
 from every_millisecond.checks.call import call
 from every_millisecond.checks.draw import Draw
 from every_millisecond.checks.exercise import exercise
-from every_millisecond.checks.toy_text import BytePieces, MergingTokenizer
+from every_millisecond.checks.toys import BytePieces, MergingTokenizer, WindowParts
 
 CHAPTER = "12_text_path"
 LETTERS = "abcdefgh"
@@ -43,6 +42,12 @@ def _follow(stream: object, pieces: BytePieces, ids: list[int]) -> None:
         given, so_far = f"after {number} ids", pieces.decode(ids[:number])
         shown += part
         if whole.startswith(shown) and (so_far.endswith("\ufffd") or shown == so_far):
+            if isinstance(stream, WindowParts) and shown == so_far:
+                expect.that(
+                    stream.read == number,
+                    f"{given}, all of them shown, self.read is {stream.read}; expected {number}: the ids before it have "
+                    "been shown",
+                )
             continue
         expect.that(
             part != so_far or shown == so_far, f"{given}, the whole text came again: {part!r}. Return what is new only"
@@ -70,9 +75,8 @@ def _follow(stream: object, pieces: BytePieces, ids: list[int]) -> None:
 
 def _streams(learners: type, draw: Draw) -> None:
     torn = BytePieces([b"\xff", b" ok", "你".encode()[:2], b"a\xe2", b"\x82\xac", b" b"])
-    _follow(
-        call(learners, torn.decode), torn, [1, 0, 5, 3, 4, 1, 0, 0, 1, 2]
-    )  # bytes that are no character, and an end
+    broken_off = [1, 0, 5, 3, 4, 1, *[0] * draw.odd(9, 21), 1, 2]  # no character at all, longer than any fixed window
+    _follow(call(learners, torn.decode), torn, broken_off)
     pieces, ids = _answer(draw, 9)
     _follow(call(learners, pieces.decode), pieces, ids)
     first, second = call(learners, pieces.decode), call(learners, torn.decode)
@@ -138,15 +142,15 @@ def check_prefix(store: Callable, find: Callable, draw: Draw) -> None:
     one, two, three = ([draw.integer(0, 9) for _ in range(size - 1)] + [10 + i] for i in range(3))
     zeros = [0] * size
     end = "The last token must run through the model, or there are no logits: its page does not count"
-    behind = "Keys and values depend on everything before them: a page counts only behind the same pages"
+    after = "Keys and values depend on everything before them: a page counts only after the same pages"
     cases = [
         ([], one + two, 0, "nothing is stored"),
         ([one + two], one + two + [7], 2 * size, "both pages are stored, and one token is new"),
         ([one + two], one + two, size, end),
         ([one], one, 0, end),
-        ([one + two], three + two + [7], 0, behind),
-        ([one + two], [*two, 7], 0, behind),
-        ([one + two], two + one + [7], 0, behind),
+        ([one + two], three + two + [7], 0, after),
+        ([one + two], [*two, 7], 0, after),
+        ([one + two], two + one + [7], 0, after),
         ([one + two], one + three + [7], size, "only the first page is the same"),
         ([one + two[:-1]], one + two + [7], size, "Only full pages are kept; the last one was not full"),
         ([one + two[:-1]], one + two[:-1] + [7, 7], size, "Only full pages are kept; the last one was not full"),
@@ -210,14 +214,15 @@ def _begins_twice(tokenizer, cache: dict[str, list[int]], text: str) -> list[int
 
 @exercise(CHAPTER, "the ids that were put together")
 def check_encode_cached(test: Callable, mended: Callable, draw: Draw) -> None:
-    """A prefix cut inside a word, at a space, and behind a marker; and what was tokenised again."""
+    """A prefix cut inside a word, at a space, and after a marker; and what was tokenised again."""
     zoo.check_test(
         test,
+        draw,
         broken={
-            "ids are put together in the middle of a word": broken.encode_cached,
-            "behind a marker, the rest begins with a second beginning of text": _begins_twice,
+            "ids are put together in the middle of a word": programs.encode_cached,
+            "after a marker, the rest begins with a second beginning of text": _begins_twice,
         },
-        right={"cut behind a marker only": _cut_at_marker, "only whole texts are used again": _never_cut},
+        right={"cut after a marker only": _cut_at_marker, "only whole texts are used again": _never_cut},
     )
     noise = "".join(draw.random.choices("abc ", k=draw.odd(9, 15)))
     system = f"explain {noise}<end>"
@@ -226,15 +231,15 @@ def check_encode_cached(test: Callable, mended: Callable, draw: Draw) -> None:
         ("the ", "the solution", "a space may belong to the next word's token"),
         ("in", f"in the {noise}", "a piece may hold a space"),
         (f"{noise}the", f"{noise}then", "the text goes on inside a word"),
-        (system, f"{system}then {noise}", "the cut is behind a marker"),
+        (system, f"{system}then {noise}", "the cut is after a marker"),
         (system, system, "the whole text is in the cache"),
         (system, noise, "nothing in the cache begins the text"),
-        ("<end>", f"<end>{noise}", "the cut is behind a marker"),
+        ("<end>", f"<end>{noise}", "the cut is after a marker"),
     ]
     for head, text, case in texts:
         tokenizer = MergingTokenizer()
         cache = {head: tokenizer(head), "": tokenizer("")}
-        found = expect.kind(call(mended, tokenizer, cache, text), list, "the mended ids")
+        found = expect.sequence(call(mended, tokenizer, cache, text), "the mended ids")
         want = MergingTokenizer()(text)
         begins = found.count(1)
         expect.that(begins <= 1, f"{text!r} with {head!r} in the cache begins {begins} times in the mended ids")

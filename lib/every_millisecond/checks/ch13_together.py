@@ -7,9 +7,8 @@ from collections.abc import Callable
 
 from every_millisecond.checks import expect
 from every_millisecond.checks.call import call, call_raising
-from every_millisecond.checks.draw import Draw
+from every_millisecond.checks.draw import Answers, Draw
 from every_millisecond.checks.exercise import exercise
-from every_millisecond.checks.failure import CheckFailed
 
 CHAPTER = "13_two_seconds_to_200_ms"
 ALL = "all cases"
@@ -175,7 +174,19 @@ LEAST = 0.05  # of the request as it is left
 
 @exercise(CHAPTER, "the order of a stranger's checklist")
 def check_order(learners: Callable, draw: Draw) -> None:
-    """Many strangers' models; no items; none that may be had."""
+    """Many strangers' models; no items; none that may be had; one whose cost just fills the budget."""
+    cases = draw.until(lambda: _strangers(draw), lambda drawn: [_order_answers(drawn)])
+    found = [expect.sequence(call(learners, *case), "the order") for case in cases]
+    want, mistakes = _order_answers(cases)
+    told = [
+        f"the order is {order}; expected {right}. It was asked for { {part: round(ms) for part, ms in parts.items()} }"
+        f", budget {budget:.1f}, {len(items)} items"
+        for order, right, (parts, items, budget) in zip(found, want, cases, strict=True)
+    ]
+    expect.all_alike(found, want, mistakes, told)
+
+
+def _strangers(draw: Draw) -> list[tuple]:
     cases = []
     while len(cases) < 60:
         case = _stranger(draw)
@@ -183,38 +194,36 @@ def check_order(learners: Callable, draw: Draw) -> None:
             cases.append(case)
     parts, items, _ = cases[0]
     cases += [(parts, {}, 5.0), (parts, {name: (f, 3.0) for name, (f, _) in items.items()}, 1.0)]
-    found = [list(expect.kind(call(learners, *case), (list, tuple), "the order")) for case in cases]
-    want = [_order(*case) for case in cases]
-    if found == want:
-        return
-    mistakes = {
+    return [*cases, *((parts, {"16 bits": ({"decode bytes": 0.5}, cost)}, 4.5) for cost in (4.5, 4.75))]
+
+
+def _order_answers(cases: list[tuple]) -> Answers:
+    untouched = (
         "Every gain is that of the untouched request. An item saves a share of what the items before it have left: "
-        "work the gains out anew after each choice.": (
-            {"once": True}, {"once": True, "least": 0.0},
-        ),
-        "The smallest factor comes first. A part that is hardly there cannot save much: compare milliseconds.": (
-            {"by_factor": True}, {"by_factor": True, "least": 0.0}, {"by_factor": True, "least": -math.inf},
-        ),
-        "Items that are hardly worth it are taken, too: stop below 5%.": ({"least": 0.0}, {"least": -math.inf}),
-        "5% are of what the request takes then, not of what it took at first.": ({"of_first": True},),
-        "The budget of quality is overdrawn: costs add up over the items chosen.": (
-            {"budgeted": False}, {"single": True},
-        ),
-        "The search ends at an item that costs too much. Leave that one out, and go on with the next best.": (
-            {"give_up": True},
-        ),
-        "A factor is what remains of a part: 0.3 saves 70%.": ({"saves": True},),
-        "The item that saves most comes last.": ({"turned": True},),
-    }  # fmt: skip
-    for name, ways in mistakes.items():
-        if any(found == [_order(*case, **way) for case in cases] for way in ways):
-            raise CheckFailed(name)
-    i = next(i for i in range(len(cases)) if found[i] != want[i])
-    parts, items, budget = cases[i]
-    raise CheckFailed(
-        f"the order is {found[i]}; expected {want[i]}. It was asked for "
-        f"{ {part: round(ms) for part, ms in parts.items()} }, budget {budget:.1f}, {len(items)} items"
+        "work the gains out anew after each choice."
     )
+    smallest = "The smallest factor comes first. A part that is hardly there cannot save much: compare milliseconds."
+    overdrawn = "The budget of quality is overdrawn: costs add up over the items chosen."
+    ways: dict[str, dict] = {
+        untouched: {"once": True},
+        f"{untouched} And stop below 5%.": {"once": True, "least": 0.0},
+        smallest: {"by_factor": True},
+        f"{smallest} And stop below 5%.": {"by_factor": True, "least": 0.0},
+        f"{smallest} And stop where nothing is saved any more.": {"by_factor": True, "least": -math.inf},
+        "Items that are hardly worth it are taken, too: stop below 5%.": {"least": 0.0},
+        "Items that are hardly worth it, or make it slower, are taken, too: stop below 5%.": {"least": -math.inf},
+        "5% are of what the request takes then, not of what it took at first.": {"of_first": True},
+        f"{overdrawn} No cost is looked at.": {"budgeted": False},
+        f"{overdrawn} Each is within it alone.": {"single": True},
+        "The search ends at an item that costs too much. Leave that one out, and go on with the next best.": {
+            "give_up": True
+        },
+        "A factor is what remains of a part: 0.3 saves 70%.": {"saves": True},
+        "The item that saves most comes last.": {"turned": True},
+    }
+    return [_order(*case) for case in cases], {
+        name: [_order(*case, **way) for case in cases] for name, way in ways.items()
+    }
 
 
 def _stranger(draw: Draw) -> tuple[dict[str, float], dict[str, tuple[dict[str, float], float]], float]:

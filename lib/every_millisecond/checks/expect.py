@@ -149,13 +149,15 @@ def close(
     )
 
 
-def all_alike(found: list, want: list, mistakes: Mapping[str, list], told: Mapping[int, str]) -> None:
-    """The answers to many cases. All wrong in one known way have that way named; others are told by the first case.
+def all_alike(found: list, want: list, mistakes: Mapping[str, list], told: Sequence[str]) -> None:
+    """The answers to many cases, all right; or the name of the mistake that gives these wrong ones.
 
-    told: what to say of a case, by its number; a list will do.
+    told: what to say of each case, if no mistake explains three in four of the wrong answers.
     """
-    if found == want:
+    wrong = [i for i, pair in enumerate(zip(found, want, strict=True)) if pair[0] != pair[1]]
+    if not wrong:
         return
-    for name, wrong in mistakes.items():
-        that(found != wrong, name)
-    raise CheckFailed(told[next(i for i, pair in enumerate(zip(found, want, strict=True)) if pair[0] != pair[1])])
+    explained = {name: sum(found[i] == answers[i] for i in wrong) for name, answers in mistakes.items()}
+    alike = {name: sum(a == b for a, b in zip(found, mistakes[name], strict=True)) for name in mistakes}
+    best = max(mistakes, key=alike.__getitem__)
+    raise CheckFailed(best if 4 * explained[best] >= 3 * len(wrong) else told[wrong[0]])
