@@ -353,6 +353,8 @@ def test_rotations_that_depend_on_the_longest_text_are_refused(tiny_llama):
     tiny_llama.config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
     with pytest.raises(ValueError, match=r"'dynamic'.*share a pass"):
         make_engine(tiny_llama)
+    with pytest.raises(ValueError, match=r"'dynamic'.*share a pass"):
+        generate_static(tiny_llama, *left_pad([[1, 2], [3]], pad_id=0), [1, 1])
 
 
 @pytest.mark.model
@@ -406,7 +408,7 @@ def test_bad_static_batches_are_named(tiny_llama):
         generate_static(tiny_llama, torch.ones(1, 4, dtype=torch.int64), torch.ones(1, 4), [1.5])
     with pytest.raises(ValueError, match="514 positions are needed; this model has 512"):
         generate_static(tiny_llama, torch.ones(1, 500, dtype=torch.int64), torch.ones(1, 500), [14])
-    with pytest.raises(ValueError, match="holds 97; expected 0 to 96"):
+    with pytest.raises(ValueError, match="holds 97; expected ids from 0 to 96"):
         generate_static(tiny_llama, torch.tensor([[3, 97]]), torch.ones(1, 2), [1])
     for shape in ((0, 3), (1, 0)):
         with pytest.raises(ValueError, match="at least one row and one token"):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from llm_latency.arguments import check_count
+from llm_latency.arguments import check_count, check_id_range
 from llm_latency.compat import check_rope, with_cache
 
 
@@ -72,9 +72,7 @@ def generate_static(
         raise ValueError("the batch is padded on the right; generation needs its padding on the left")
     for count in max_new_tokens:
         check_count("max_new_tokens", count, least=1)
-    low, high, vocab_size = int(input_ids.min()), int(input_ids.max()), model.config.vocab_size
-    if low < 0 or high >= vocab_size:
-        raise ValueError(f"input_ids holds {low if low < 0 else high}; expected 0 to {vocab_size - 1}")
+    check_id_range(input_ids, model.config.vocab_size)
     # Every row is computed until the longest answer is done, but only the tokens that it wants are kept.
     needed = max(n + count for n, count in zip(attention_mask.sum(dim=1).tolist(), max_new_tokens, strict=True))
     if needed > model.config.max_position_embeddings:
