@@ -1,3 +1,5 @@
-"""The library behind the course "Every Millisecond": measure and reduce the latency of a language model's answer."""
+"""Clocks that tell the truth, and FlashAttention, an INT8 KV cache and fast decoders for transformers models."""
 
-__version__ = "0.1.0"
+from llm_latency import _moved
+
+_moved.install()
