@@ -96,12 +96,12 @@ def cannot(backend: str, q: Tensor, *, mask: Tensor | None = None) -> str | None
 
 def _triton(q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, scale: float) -> Tensor:
     # Imported at the first use: the kernels need Triton, and the interpreter must be chosen before it is imported.
-    from llm_latency.attention import triton_decode, triton_prefill
     from llm_latency.attention.triton_block import InferenceOnly
+    from llm_latency.attention.triton_decode import MAX_ROWS, decode
+    from llm_latency.attention.triton_prefill import prefill
 
     rows = q.shape[1] * (q.shape[2] // k.shape[2])
-    few = rows <= triton_decode.MAX_ROWS and q.shape[1] < k.shape[1]
-    kernel = triton_decode.decode if few else triton_prefill.prefill
+    kernel = decode if rows <= MAX_ROWS and q.shape[1] < k.shape[1] else prefill
     return InferenceOnly.apply(lambda q, k, v: kernel(q, k, v, causal, mask, scale), q, k, v)
 
 
