@@ -19,8 +19,8 @@ from every_millisecond.ladder.gate import table
 from llm_latency.compat import with_cache
 from llm_latency.generation import Stepper, TransformersStepper, generate
 from llm_latency.quality import Thresholds, regression_test, standard_cases
+from llm_latency.quality.regression import homogeneity_p
 from llm_latency.quality.regression_report import CaseResult, RegressionReport
-from llm_latency.quality.two_samples import homogeneity_p
 from llm_latency.sampling import probabilities, sample
 from llm_latency.speculative import verify
 from llm_latency.timing import Comparison
@@ -342,7 +342,7 @@ def test_a_tokenizer_that_makes_nothing_ends():
 
 def test_comparing_samples_says_what_to_install(monkeypatch):
     """Fault: a plain ModuleNotFoundError from a package that does not need scipy otherwise."""
-    monkeypatch.setitem(sys.modules, "scipy", None)
+    monkeypatch.setitem(sys.modules, "scipy.stats", None)
     with pytest.raises(ImportError, match="pip install scipy"):
         homogeneity_p([0] * 50 + [1] * 50, [0] * 50 + [1] * 50)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,13 +14,13 @@ from llm_latency.arguments import check_count, check_token_ids
 from llm_latency.generation import Stepper, as_stepper
 from llm_latency.quality.perplexity import negative_log_likelihoods
 from llm_latency.quality.regression_report import OPTIMISED, ORIGINAL, CaseResult, RegressionReport, Thresholds
-from llm_latency.quality.two_samples import sampling_p
 from llm_latency.timing import Comparison, compare
 
 # Tokens of each case that are read one at a time after the rest was read as a prompt: what a cache keeps wrongly shows
 # only in a later step, never in the pass that wrote it.
 STEPPED = 32
 SAMPLED_TOKENS = 4
+FEWEST_EXPECTED = 5  # of each cell, below which the chi-square approximation fails (Cochran, 1954)
 NEAR_TIE = 1e-3  # between logits: closer ones may fall either way by rounding alone
 
 
@@ -156,3 +157,53 @@ def _margin(side: _Side, ids: Tensor, text: list[int]) -> float:
 def _times(ids: Tensor, before: _Side, after: _Side, new_tokens: int, rounds: int) -> Comparison:
     ways = {side.name: lambda side=side: side.generate(ids, new_tokens) for side in (before, after)}
     return compare(ways, rounds=rounds, warmup=0, device=before.stepper.device)  # both have just answered: warm
+
+
+def sampling_p(
+    original: Callable[[torch.Generator], Sequence[int]],
+    optimised: Callable[[torch.Generator], Sequence[int]],
+    samples: int,
+    seed: int = 0,
+) -> float:
+    """The least p, corrected for the number of positions, of `samples` continuations by each way.
+
+    Each function draws one continuation with the generator it is given. The first token comes from the prompt's pass
+    and is the same in every way of decoding; later ones are compared position by position. Seeds are fixed, so the
+    outcome is, too.
+    """
+    draws = []
+    for way, offset in ((original, 0), (optimised, samples)):
+        draws.append([way(torch.Generator().manual_seed(seed + offset + i)) for i in range(samples)])
+    length = min(len(tokens) for tokens in draws[0] + draws[1])
+    if length < 2:
+        raise ValueError(f"continuations of {length} tokens; expected at least 2 to compare what decoding samples")
+    found = [
+        homogeneity_p([tokens[i] for tokens in draws[0]], [tokens[i] for tokens in draws[1]]) for i in range(1, length)
+    ]
+    return min(1.0, min(found) * len(found))
+
+
+def homogeneity_p(first: Sequence[int], second: Sequence[int]) -> float:
+    """The chance, if both samples come from one distribution, of differing at least as much as they do: a chi-square
+    test over two samples.
+
+    Rare values are pooled until each cell expects five. 1.0 where only one cell is left: then nothing can be told.
+    Raises ValueError for an empty sample, and ImportError without scipy.
+    """
+    if not first or not second:
+        raise ValueError(f"samples of {len(first)} and {len(second)}; expected at least one value each")
+    try:
+        from scipy.stats import chi2_contingency
+    except ImportError as error:
+        raise ImportError("comparing two samples needs scipy: `pip install scipy`") from error
+    counts = Counter(first), Counter(second)
+    together = counts[0] + counts[1]
+    least = FEWEST_EXPECTED * len([*first, *second]) / min(len(first), len(second))  # of a value, in both samples
+    common = [value for value, total in together.most_common() if total >= least]
+    cells = [[count[value] for count in counts] for value in common]  # [values, 2]
+    rare = [len(first) - sum(cell[0] for cell in cells), len(second) - sum(cell[1] for cell in cells)]
+    if sum(rare) >= least or not cells:
+        cells.append(rare)
+    else:
+        cells[-1] = [cell + more for cell, more in zip(cells[-1], rare, strict=True)]
+    return 1.0 if len(cells) < 2 else float(chi2_contingency(cells, correction=False).pvalue)

@@ -1,6 +1,5 @@
 """The speed of light: FLOPs, bytes and the least time of every stage, by arithmetic."""
 
-from llm_latency.roofline.formats import FORMATS, NumberFormat, number_format
 from llm_latency.roofline.predict import (
     Peak,
     Share,
@@ -11,7 +10,14 @@ from llm_latency.roofline.predict import (
     predict_stage,
     share_of_limit,
 )
-from llm_latency.roofline.shapes import ARCHITECTURES, SHAPES, ModelShape, shape_of
+from llm_latency.roofline.shapes import (
+    FORMATS,
+    SHAPES,
+    ModelShape,
+    NumberFormat,
+    number_format,
+    shape_of,
+)
 from llm_latency.roofline.work import (
     PARTS,
     Work,
@@ -24,7 +30,6 @@ from llm_latency.roofline.work import (
 )
 
 __all__ = [
-    "ARCHITECTURES",
     "FORMATS",
     "PARTS",
     "SHAPES",

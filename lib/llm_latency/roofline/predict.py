@@ -10,8 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from llm_latency import hardware
-from llm_latency.roofline.formats import NumberFormat, number_format
-from llm_latency.roofline.shapes import shape_of
+from llm_latency.roofline.shapes import NumberFormat, number_format, shape_of
 from llm_latency.roofline.work import Work, decode_work, prefill_work, total
 
 

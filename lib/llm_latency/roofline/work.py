@@ -14,8 +14,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from llm_latency.arguments import check_count
-from llm_latency.roofline.formats import NumberFormat, number_format
-from llm_latency.roofline.shapes import shape_of
+from llm_latency.roofline.shapes import NumberFormat, number_format, shape_of
 
 PARTS = ("embedding", "norms", "projections", "attention", "ffn", "head")
 
