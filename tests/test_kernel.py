@@ -10,7 +10,7 @@ import kernel_toys
 import pytest
 import torch
 
-from llm_latency.engine.kernel_decoder import KernelDecoder
+from llm_latency.engine.kernel_decoder import KernelDecoder, PrefixKernelDecoder
 from llm_latency.engine.kernel_weights import pack, round_weight
 from llm_latency.generation import generate
 from llm_latency.quality import perplexity
@@ -159,7 +159,7 @@ def test_perplexity_is_fp32s(target, tokenizer):
 def test_steps_rollback_and_prefix(llama):
     """Guards against rejected tokens that stay visible, and a kept prefix that is not the one read."""
     ids = ids_of(llama, 40)
-    decoder = KernelDecoder.from_model(llama, max_length=64)
+    decoder = PrefixKernelDecoder.from_model(llama, max_length=64)
     whole = decoder.score(ids)
     decoder.prefill(ids[:, :20])
     decoder.step(ids[:, 3:9])
@@ -173,7 +173,7 @@ def test_steps_rollback_and_prefix(llama):
     for bad in (-1, 41):
         with pytest.raises(ValueError, match=f"crop_to={bad}; expected 0 to 40"):
             decoder.crop_to(bad)
-    with pytest.raises(TypeError, match=r"crop_to\(1\.5\)"):
+    with pytest.raises(TypeError, match=r"crop_to=1\.5; expected an int"):
         decoder.crop_to(1.5)
 
 
@@ -196,7 +196,7 @@ def test_speculation_gives_the_plain_text(llama, temperature):
 def test_bytes_are_those_of_the_codes(llama):
     """Guards against a roofline computed from the wrong bytes: 20 a group of 32 at 4 bits, 34 at 8."""
     decoder = KernelDecoder.from_model(llama, max_length=100)
-    lanes = decoder.weights.lanes
+    lanes = decoder.kernel.weights.lanes
     head = -(-97 // lanes) * lanes * 3 * 34
     layer = (128 * 3 + 96 * 2 + 2 * 128 * 3 + 96 * 4) * 20  # qkv, output, gate and up (filled up to 128), down
     assert decoder.step_bytes == 2 * layer + head + (2 * 2 + 1) * 4 * 96 + 4 * 96
@@ -214,9 +214,9 @@ def test_bad_options(llama, tiny_llama):
     for options, message in (
         (dict(activations="int4"), "activations must be"),
         (dict(cache="fp8"), "cache must be"),
-        (dict(max_length=0), "max_length must be at least 1"),
-        (dict(threads=0), "threads must be at least 1"),
-        (dict(max_length=513), "beyond the model's 512"),
+        (dict(max_length=0), "max_length=0; expected 1 to 512"),
+        (dict(threads=0), "threads=0; expected at least 1"),
+        (dict(max_length=513), "max_length=513; expected 1 to 512"),
     ):
         with pytest.raises(ValueError, match=message):
             KernelDecoder.from_model(llama, **options)

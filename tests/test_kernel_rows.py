@@ -8,8 +8,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llm_latency.engine import kernel_decoder, kernel_library
-from llm_latency.engine.kernel_decoder import BLOCK, KernelDecoder
+from llm_latency.engine import kernel_library
+from llm_latency.engine.kernel_decoder import KernelDecoder
+from llm_latency.engine.kernel_rows import BLOCK
 from llm_latency.generation import generate
 from llm_latency.kv_cache import BlockManager
 
@@ -110,7 +111,7 @@ def test_every_number_of_lanes_gives_the_same_bits(toy, lanes, options, monkeypa
     expected = KernelDecoder.from_model(toy, threads=2, **options).score(ids)
     other = kernel_library.load(f"-DLANES={lanes}", "-DPLAIN")
     assert other.kernel_lanes() == lanes
-    monkeypatch.setattr(kernel_decoder.kernel_library, "load", lambda: other)
+    monkeypatch.setattr(kernel_library, "load", lambda: other)
     assert torch.equal(KernelDecoder.from_model(toy, threads=2, **options).score(ids), expected)
 
 

@@ -98,7 +98,7 @@ def _more_rows(x: Tensor, count: int) -> Tensor:
 class KernelWeights:
     """Everything that the kernel reads of a model, in one stretch of memory, and the structures that say where.
 
-    struct: `kernel_library.Model`. step_bytes: what a pass of one row reads. round_trip(name): see `dequantize`.
+    struct: `kernel_library.Model`.
     """
 
     def __init__(self, lanes: int) -> None:
@@ -111,53 +111,99 @@ class KernelWeights:
     def from_model(cls, model: nn.Module, lanes: int, positions: int) -> KernelWeights:
         """Take the weights of a transformers model: layers in 4 bits, the head in 8. Raises ValueError if unfit."""
         check_model(model)
-        config = model.config
-        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-        width = head_dim(config)
-        if model.device.type != "cpu":
-            raise ValueError(f"the kernel runs on a CPU; this model is on {model.device}")
-        if config.hidden_size % GROUP:
-            raise ValueError(
-                f"the kernel needs a hidden size divisible by {GROUP}; this model has {config.hidden_size}"
-            )
-        if width % 16:
-            raise ValueError(f"the kernel needs a head_dim divisible by 16; this model has {width}")
+        config, base, head = model.config, model.model, model.lm_head
         self = cls(lanes)
-        struct, base = self.struct, model.model
-        struct.layers, struct.hidden, struct.eps = len(base.layers), config.hidden_size, config.rms_norm_eps
-        struct.heads, struct.kv_heads, struct.head_dim = heads, kv_heads, width
-        struct.vocab, struct.outputs, struct.positions = config.vocab_size, model.lm_head.out_features, positions
-        rotary = base.rotary_emb
-        cosines, sines = rotary_tables(rotary.inv_freq, positions, rotary.attention_scaling)
-        self.embedding = base.embed_tokens.weight.detach().float().contiguous()  # shared with an FP32 model, not copied
-        struct.embedding = self.embedding.data_ptr()
-        self._keep_floats(struct, "cosines", cosines)
-        self._keep_floats(struct, "sines", sines)
-        self._keep_floats(struct, "norm", base.norm.weight)
-        self._layers = (kernel_library.Layer * len(base.layers))()
-        struct.layer = ctypes.addressof(self._layers)
+        self._sizes(
+            layers=len(base.layers),
+            hidden=config.hidden_size,
+            heads=config.num_attention_heads,
+            kv_heads=config.num_key_value_heads,
+            head_dim=head_dim(config),
+            outputs=head.out_features,
+            positions=positions,
+            eps=config.rms_norm_eps,
+        )
+        self._embed(base.embed_tokens.weight)
+        self._rotations(base.rotary_emb.inv_freq, base.rotary_emb.attention_scaling)
+        self._keep_floats(self.struct, "norm", base.norm.weight)
         for into, layer in zip(self._layers, base.layers, strict=True):
             self._keep_floats(into, "attention_norm", layer.input_layernorm.weight)
             self._keep_floats(into, "ffn_norm", layer.post_attention_layernorm.weight)
             attention, ffn = layer.self_attn, layer.mlp
-            self._matrix(into.qkv, 4, attention.q_proj, attention.k_proj, attention.v_proj)
-            self._matrix(into.output, 4, attention.o_proj)
-            self._matrix(into.gate_up, 4, ffn.gate_proj, ffn.up_proj, alternate=True)
-            self._matrix(into.down, 4, ffn.down_proj)
-        self._matrix(struct.head, 8, model.lm_head)
+            self._matrix(into.qkv, 4, *map(_parts, (attention.q_proj, attention.k_proj, attention.v_proj)))
+            self._matrix(into.output, 4, _parts(attention.o_proj))
+            self._matrix(into.gate_up, 4, *map(_parts, (ffn.gate_proj, ffn.up_proj)), alternate=True)
+            self._matrix(into.down, 4, _parts(ffn.down_proj))
+        self._matrix(self.struct.head, 8, _parts(head))
         self._settle()
         return self
+
+    @classmethod
+    def from_feature_layer(
+        cls, layer: nn.Module, embedding: Tensor, head: Tensor, lanes: int, positions: int, bits: int
+    ) -> KernelWeights:
+        """Take a conditioned draft's layer, a `speculative.FeatureLayer`, in 4 or 8 bits, and the target's embedding
+        [vocab, hidden] and head rows [v, hidden], these in 8. Raises ValueError if unfit."""
+        shape, self = layer.shape, cls(lanes)
+        self._sizes(
+            layers=1,
+            hidden=shape.hidden,
+            heads=shape.heads,
+            kv_heads=shape.kv_heads,
+            head_dim=shape.head_dim,
+            outputs=head.shape[0],
+            positions=positions,
+            eps=shape.norm_eps,
+        )
+        self._embed(embedding)
+        self._rotations(shape.rope_theta ** -(torch.arange(0, shape.head_dim, 2) / shape.head_dim), 1.0)
+        for name, norm in (("norm", layer.out_norm), ("token_norm", layer.token_norm)):
+            self._keep_floats(self.struct, name, norm)
+        self._keep_floats(self.struct, "feature_norm", layer.feature_norm)
+        into = self._layers[0]
+        self._keep_floats(into, "attention_norm", layer.attention_norm)
+        self._keep_floats(into, "ffn_norm", layer.ffn_norm)
+        self._matrix(self.struct.join, bits, _parts(layer.join))
+        self._matrix(into.qkv, bits, _parts(layer.qkv))
+        self._matrix(into.output, bits, _parts(layer.output))
+        self._matrix(into.gate_up, bits, *((half, None) for half in layer.gate_up.weight.chunk(2)), alternate=True)
+        self._matrix(into.down, bits, _parts(layer.down))
+        self._matrix(self.struct.head, 8, (head, None))
+        self._settle()
+        return self
+
+    def _sizes(self, **sizes: int | float) -> None:
+        if sizes["hidden"] % GROUP:
+            raise ValueError(f"the kernel needs a hidden size divisible by {GROUP}; this model has {sizes['hidden']}")
+        if sizes["head_dim"] % 16:
+            raise ValueError(f"the kernel needs a head_dim divisible by 16; this model has {sizes['head_dim']}")
+        for name, size in sizes.items():
+            setattr(self.struct, name, size)
+        self._layers = (kernel_library.Layer * sizes["layers"])()
+        self.struct.layer = ctypes.addressof(self._layers)
+
+    def _embed(self, weight: Tensor) -> None:
+        if weight.device.type != "cpu":
+            raise ValueError(f"the kernel runs on a CPU; this model is on {weight.device}")
+        self.embedding = weight.detach().float().contiguous()  # shared with an FP32 model, not copied
+        self.struct.vocab, self.struct.embedding = weight.shape[0], self.embedding.data_ptr()
+
+    def _rotations(self, frequencies: Tensor, scaling: float) -> None:
+        cosines, sines = rotary_tables(frequencies, self.struct.positions, scaling)
+        self._keep_floats(self.struct, "cosines", cosines)
+        self._keep_floats(self.struct, "sines", sines)
 
     @property
     def step_bytes(self) -> int:
         """Bytes that a pass of one row reads: every matrix, the norms, one row of the embedding."""
-        norms = (2 * self.struct.layers + 1) * 4 * self.struct.hidden
-        return self.matrix_bytes + norms + 4 * self.struct.hidden
+        norms = 2 * self.struct.layers + (3 if self.struct.join.rows else 1)
+        return self.matrix_bytes + (norms + 1) * 4 * self.struct.hidden
 
-    def _matrix(self, into: kernel_library.Matrix, bits: int, *linears, alternate: bool = False) -> None:
-        """Put linear layers one below the other; `alternate`: a tile of the one, a tile of the other in turn."""
-        weights = [linear.weight for linear in linears]
-        biases = [linear.bias for linear in linears]
+    def _matrix(
+        self, into: kernel_library.Matrix, bits: int, *parts: tuple[Tensor, Tensor | None], alternate: bool = False
+    ) -> None:
+        """Put weights [out, in] with their biases one below the other; `alternate`: a tile of each in turn."""
+        weights, biases = ([part[i] for part in parts] for i in range(2))
         if len({bias is None for bias in biases}) > 1:
             raise ValueError("cannot fuse linear layers of which only some have a bias")
         has_bias = biases[0] is not None
@@ -201,6 +247,10 @@ class KernelWeights:
             view.copy_(tensor.reshape(-1).view(torch.uint8))
             setattr(into, field, view.data_ptr())
         self._arena, self._tensors = arena, []
+
+
+def _parts(linear: nn.Linear) -> tuple[Tensor, Tensor | None]:
+    return linear.weight, linear.bias
 
 
 def _alternate(parts: list[Tensor], lanes: int) -> Tensor:
