@@ -192,7 +192,7 @@ def test_continuous_batching():
     """Guards against page tables, positions and rows of a batch that lie on the host; sampling rows among them."""
 
     def run(device):
-        options = EngineOptions(num_pages=64, page_size=4, scheduler=SchedulerOptions(max_running=4, token_budget=16))
+        options = EngineOptions(64, 4, scheduler=SchedulerOptions(max_running=4, token_budget=16))
         engine = BatchingEngine(tiny(11).to(device), options)
         for seed in range(4):
             engine.submit(prompt(5 + 4 * seed, seed)[0].tolist(), 6)
@@ -200,7 +200,7 @@ def test_continuous_batching():
         return [done[i].generated for i in sorted(done)]
 
     on_both(run)
-    engine = BatchingEngine(tiny(11).cuda(), EngineOptions(num_pages=64, page_size=4))
+    engine = BatchingEngine(tiny(11).cuda(), EngineOptions(64, 4))
     sampling = Sampling(temperature=1.0, top_k=10, seed=3)
     first, second = (engine.submit(prompt(7, 1)[0].tolist(), 5, sampling=sampling) for _ in range(2))
     done = engine.run()
@@ -213,12 +213,12 @@ def test_quality():
     def run(device):
         model, changed = tiny(11), like(tiny(11), 0.02)
         model, changed = model.to(device), changed.to(device)
-        ids = prompt(90, 5).to(device)
+        ids = prompt(40, 5).to(device)
         report = regression_test(model, changed, {"a case": ids[:, :20]}, new_tokens=4, rounds=1)
         return [
             perplexity(model, ids),
             perplexity(model, ids.cpu()),
-            perplexity(model, ids, cache=Int8KVCache(model.config), chunk_size=8),
+            perplexity(model, ids, cache=Int8KVCache(model.config), chunk_size=5),
             perplexity(FastDecoder.from_model(model), ids),
             drift(model, ids, lambda: Int8KVCache(model.config, residual_length=4)).mean_kl,
             len(str(report)) > 0,

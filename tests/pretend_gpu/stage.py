@@ -26,6 +26,7 @@ CARDS_OF = {
 }
 TOKENIZER = 49_152  # ids of the bundled tokenizer, which every profile has here
 NEW_TOKENS = 6
+READING = 3000  # characters of the text that perplexity is taken of, some 680 tokens
 _QWEN = dict(hidden_size=896, max_position_embeddings=32_768, rms_norm_eps=1e-6)
 _LLAMA = dict(vocab_size=TOKENIZER, max_position_embeddings=8192, tie_word_embeddings=True)
 
@@ -106,7 +107,7 @@ def use_short_measurements() -> None:
     """A warm-up and two rounds at most, answers of a few tokens, and ceilings from the datasheet."""
     import llm_latency.timing as timing
     from every_millisecond import request
-    from llm_latency import hardware
+    from llm_latency import hardware, quality
 
     def capped(function, **limits):
         @functools.wraps(function)
@@ -120,6 +121,8 @@ def use_short_measurements() -> None:
         setattr(timing, name, short)
         setattr(sys.modules[f"llm_latency.timing.{name}"], name, short)
     request.NEW_TOKENS = NEW_TOKENS
+    text = quality.reading_text()[:READING]
+    quality.reading_text = lambda: text
     rates = {"float32": 300.0, "bfloat16": 300.0, "float16": 300.0}
     fixed = hardware.Ceilings(
         "cuda", torch.cuda.get_device_name(), torch.get_num_threads(), 300.0, 300.0, rates, {n: 6e4 for n in rates}
