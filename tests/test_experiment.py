@@ -98,7 +98,7 @@ def test_a_folder_that_cannot_serve_is_one_sentence(tmp_path, monkeypatch):
     file.touch()
     (tmp_path / "empty").mkdir()
     wrong = (["--out", str(file)], ["--profile", str(tmp_path / "empty"), "--out", str(tmp_path)])
-    for arguments, named in zip(wrong, ("Not a directory", "empty"), strict=True):
+    for arguments, named in zip(wrong, ("File exists", "empty"), strict=True):
         result = CliRunner().invoke(cli.app, ["run", "--rungs", "kv-cache", *arguments])
         assert result.exit_code == 1 and isinstance(result.exception, SystemExit)
         assert named in " ".join(result.stderr.split())

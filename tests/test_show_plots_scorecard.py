@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
+import subprocess
+import sys
 
 import matplotlib as mpl
 import pytest
@@ -13,6 +16,7 @@ mpl.use("Agg")
 from matplotlib import colors
 from matplotlib import pyplot as plt
 
+from every_millisecond import claims
 from every_millisecond.notebook import plots, scorecard, show
 
 
@@ -90,3 +94,55 @@ def test_scorecard_refuses_what_is_no_number(card, value):
     """A guess must be a number that can be compared."""
     with pytest.raises(ValueError, match="finite number"):
         scorecard.guess("k", value, "ms", "?")
+
+
+WRITER = """
+import sys
+from every_millisecond import claims
+from every_millisecond.notebook import scorecard
+for i in range(20):
+    scorecard.guess(f"{sys.argv[1]}-{i}", i, "ms", "How long?")
+    claims.settle(sys.argv[2], **{sys.argv[3]: 1.0 + i})
+"""
+
+
+def test_two_writers_lose_nothing(card, tmp_path):
+    """Kind 36: two notebooks at once, each of which read the card, added its row and wrote it back without the other's;
+    and a card of mode 0600, which the next user of the folder cannot read."""
+    arguments = (("a", "A4", "power"), ("b", "B14", "gain"))
+    writers = [subprocess.Popen([sys.executable, "-c", WRITER, *words]) for words in arguments]
+    assert [writer.wait() for writer in writers] == [0, 0]
+    rows = json.loads((tmp_path / "card.json").read_text())
+    assert set(rows) == {f"{name}-{i}" for name in "ab" for i in range(20)}
+    kept = json.loads((tmp_path / "claims.json").read_text())
+    assert kept["A4"]["figures"] == {"power": 20.0} and kept["B14"]["figures"] == {"gain": 20.0}
+    plain = tmp_path / "plain"
+    plain.touch()
+    assert (tmp_path / "card.json").stat().st_mode == plain.stat().st_mode
+
+
+def test_the_card_means_the_same_file_from_everywhere(monkeypatch, tmp_path):
+    """Kind 37: a relative path or a "~" in the variable was another card in each working directory."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for chosen in ("~/card.json", "card.json"):
+        monkeypatch.setenv("LLM_LATENCY_SCORECARD", chosen)
+        for folder in (tmp_path, "/"):
+            monkeypatch.chdir(folder)
+            assert scorecard.path() == tmp_path / "card.json"
+
+
+def test_a_cell_run_twice_shows_the_same(card, capsys, monkeypatch):
+    """Kind 53: rows that appear twice, a figure that is empty the second time."""
+    shown = []
+    monkeypatch.setattr(show, "display", lambda bundle, raw: shown.append(bundle))
+    fig, ax = plt.subplots()
+    ax.plot([1, 2])
+    printed = []
+    for _ in range(2):
+        scorecard.guess("01-x", 10, "ms", "How long?")
+        scorecard.measured("01-x", 20)
+        scorecard.table()
+        claims.settle("A4", power=0.9)
+        show.figure(fig, alt="The line rises and never falls")
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1] and shown[0] == shown[1]

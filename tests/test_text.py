@@ -307,6 +307,17 @@ def test_compression_takes_the_harmless_first():
     assert "e.g. a school one." in smaller.text or "e.g." not in smaller.text
 
 
+def test_what_is_required_keeps_its_sentences():
+    """Kind 50: a required sentence was taken as a repeat of one further up, whose section was then dropped."""
+    tokenizer = byte_level()
+    sections = [
+        Section("background", "Answer in English. It is an old exercise. Many have solved it.", importance=0),
+        Section("rules", "Answer in English. Be brief.", required=True),
+    ]
+    result = compress_prompt(sections, tokenizer, budget=len(tokenizer.encode("Answer in English. Be brief.")))
+    assert result.text == "Answer in English. Be brief."
+
+
 def test_impossible_budgets_are_errors():
     """Fault: a required section is truncated silently."""
     with pytest.raises(ValueError, match="budget of 3"):

@@ -80,7 +80,7 @@ def compress_prompt(sections: Sequence[Section], tokenizer: Any, *, budget: int)
     """Applies the rules one after another, the harmless ones first, and stops as soon as the prompt fits.
 
     1. ``blanks``: runs of blanks and empty lines become one (not in verbatim sections).
-    2. ``repeats``: a sentence that stands further up already goes.
+    2. ``repeats``: a sentence that stands further up, or in a required section, already goes.
     3. ``fillers``: phrases without content go.
     4. ``section``: sections that are not required go, least important first. Before a whole section goes, its
        sentences go from the end (rule ``sentence``), unless it is verbatim.
@@ -144,7 +144,8 @@ def _blanks(sections: Sequence[Section], texts: dict[str, str], take: Take, fits
 
 def _repeats(sections: Sequence[Section], texts: dict[str, str], take: Take, fits: Callable[[], bool]) -> None:
     seen: set[str] = set()
-    for section in sections:
+    # Required sections first: a sentence must not be taken from one because it stands in another that may yet go.
+    for section in sorted(sections, key=lambda section: not section.required):
         if section.verbatim:
             continue
         kept, gone = [], []

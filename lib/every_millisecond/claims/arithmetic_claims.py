@@ -12,10 +12,7 @@ from every_millisecond.claims.check import (
     Figures,
     claim,
     ffn_compute_bound,
-    implied_bandwidth,
-    implied_flop_rate,
     least_number,
-    passes_that_fit,
     quadratic_share,
 )
 from llm_latency import hardware, roofline
@@ -28,10 +25,10 @@ def decode_in_80_ms(here: Figures) -> ClaimCheck:
     stages = roofline.predict_request(MODEL, peak, prompt_tokens=256, new_tokens=tokens)
     bf16_ms = stages["decode"].ms / (tokens - 1)
     int4_ms = roofline.SHAPES[MODEL].parameters / 2 / peak.bandwidth_bytes_per_s * 1e3
-    needed = {name: tokens / passes_that_fit(decode_ms, ms) for name, ms in (("BF16", bf16_ms), ("INT4", int4_ms))}
+    needed = {name: tokens * ms / decode_ms for name, ms in (("BF16", bf16_ms), ("INT4", int4_ms))}
     best = (1 - acceptance ** (gamma + 1)) / (1 - acceptance)
     flops = stages["prefill"].work.flops
-    shares = [implied_flop_rate(flops, ms) / peak.flops_per_s for ms in (850, 120)]
+    shares = [flops / ms * 1e3 / peak.flops_per_s for ms in (850, 120)]
     if needed["BF16"] <= best:
         verdict = HOLDS
     else:
@@ -41,10 +38,10 @@ def decode_in_80_ms(here: Figures) -> ClaimCheck:
         verdict,
         (
             f"stages as given: before 15 + 850 + 980 + 10 = {15 + 850 + 980 + 10} ms, after {3 + 120 + 80 + 2} ms",
-            f"BF16: a pass takes {bf16_ms:.2f} ms at least, {passes_that_fit(decode_ms, bf16_ms):.1f} fit into "
+            f"BF16: a pass takes {bf16_ms:.2f} ms at least, {decode_ms / bf16_ms:.1f} fit into "
             f"{decode_ms} ms, each must yield {needed['BF16']:.1f} tokens",
             f"before, in BF16 and one token a pass: 980 ms is {980 / stages['decode'].ms:.0%} of the least time",
-            f"INT4, scales and cache for nothing: {int4_ms:.2f} ms, {passes_that_fit(decode_ms, int4_ms):.1f} fit, "
+            f"INT4, scales and cache for nothing: {int4_ms:.2f} ms, {decode_ms / int4_ms:.1f} fit, "
             f"{needed['INT4']:.1f} tokens each",
             f"prefill of 256 tokens is {flops / 1e12:.1f} TFLOP, {stages['prefill'].compute_ms:.1f} ms at peak: "
             f"850 ms is {shares[0]:.1%} of the machine, 120 ms is {shares[1]:.1%}",
@@ -127,7 +124,7 @@ def a_step_in_6_ms(here: Figures) -> ClaimCheck:
     shape = roofline.SHAPES[MODEL]
     everything = roofline.parameter_bytes(shape)
     least = everything - 2 * shape.vocab * shape.hidden
-    rates = [implied_bandwidth(nbytes, step_ms) / 1e12 for nbytes in (everything, least)]
+    rates = [nbytes / step_ms * 1e3 / 1e12 for nbytes in (everything, least)]
     roof = peak.bandwidth_bytes_per_s / 1e12
     return ClaimCheck(
         f"{roof:.2f} TB/s: {least / peak.bandwidth_bytes_per_s * 1e3:.2f} ms a step at least",

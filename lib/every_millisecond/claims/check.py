@@ -86,30 +86,6 @@ def within(value: float, low: float, high: float) -> bool:
     return low <= value <= high
 
 
-def _positive(**values: float) -> None:
-    for name, value in values.items():
-        if not value > 0:
-            raise ValueError(f"{name}={value} must be above 0")
-
-
-def passes_that_fit(stage_ms: float, pass_ms: float) -> float:
-    """How many forward passes fit into a stage."""
-    _positive(stage_ms=stage_ms, pass_ms=pass_ms)
-    return stage_ms / pass_ms
-
-
-def implied_bandwidth(nbytes: float, ms: float) -> float:
-    """Bytes per second that moving `nbytes` in `ms` takes."""
-    _positive(nbytes=nbytes, ms=ms)
-    return nbytes / ms * 1e3
-
-
-def implied_flop_rate(flops: float, ms: float) -> float:
-    """FLOP/s that computing `flops` in `ms` takes."""
-    _positive(flops=flops, ms=ms)
-    return flops / ms * 1e3
-
-
 def quadratic_share(model: object, prompt_tokens: int) -> float:
     """The share of a prefill's FLOPs that grows with the square of its length."""
     work = roofline.prefill_work(model, prompt_tokens)

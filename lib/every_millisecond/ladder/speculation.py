@@ -40,17 +40,18 @@ def load_pair(profile: str | None, weights: str, draft: str) -> tuple[FastDecode
     return target, load_draft(profile, model, draft)
 
 
-def load_fast(profile: str | None, weights: str, *, keep_prefix: bool = False) -> tuple[FastDecoder, torch.nn.Module]:
+def load_fast(
+    profile: str | None, weights: str, *, keep_prefix: bool = False, **options
+) -> tuple[FastDecoder, torch.nn.Module]:
     """A fast decoder of the profile's target, and the transformers model that it was made from.
 
     "int8_dynamic" is calibrated with the standard request. keep_prefix: what all requests about the exercise have in
-    common is read once, here.
+    common is read once, here. options: further ones of `FastDecoder.from_model`.
     """
     # From FP32 on a CPU, which rounds once, and eager: compiling takes minutes and gains a tenth there. On CUDA from
     # the profile's own dtype, compiled and recorded as graphs.
     on_gpu = torch.cuda.is_available()
     model = models.load_target(profile, dtype=None if on_gpu else torch.float32)
-    options = {}
     if weights == "int8_dynamic":
         tokenizer = models.load_tokenizer(profile)
         options["calibration"] = torch.tensor([encode_prompt(tokenizer, standard_prompt(tokenizer))])

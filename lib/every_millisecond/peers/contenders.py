@@ -11,7 +11,6 @@ import torch
 
 from every_millisecond.ladder import speculation
 from llm_latency import models
-from llm_latency.engine import FastDecoder
 from llm_latency.timing import LatencyTimer
 
 
@@ -202,69 +201,44 @@ def _llama_cpp(repack: bool) -> Callable[[str | None], Answerer]:
 
 
 def _fast(weights: str, **options) -> Callable[[str | None], Answerer]:
-    def build(profile: str | None) -> Answerer:
-        # The decoder is made from FP32 weights, which round once, unless they would not fit beside it.
-        dtype = None if torch.cuda.is_available() else torch.float32
-        return _stepper(FastDecoder.from_model(models.load_target(profile, dtype=dtype), weights, **options))
-
-    return build
-
-
-def _fast_dynamic(profile: str | None) -> Answerer:
-    return _stepper(speculation.load_fast(profile, "int8_dynamic")[0])
+    return lambda profile: _stepper(speculation.load_fast(profile, weights, **options)[0])
 
 
 LLAMA_CPP_CONTEXT = 512
 EXTRA = "run `make peers`, or `pip install -e '.[peers]'`"
+TORCHAO = dict(package="torchao", remedy=EXTRA)
+LLAMA_CPP = dict(package="llama_cpp", remedy=EXTRA, default_only=True)
+PLAIN = dict(ours=True, draft="plain")
+CONDITIONED = dict(ours=True, draft="conditioned", default_only=True)
 CONTENDERS: list[Contender] = [
     Contender("hf-fp32", "transformers generate, FP32", _hf(torch.float32)),
     Contender("hf-bf16", "transformers generate, BF16", _hf(torch.bfloat16)),
     Contender("hf-compiled", "transformers generate, BF16, static cache, compiled", _hf_compiled),
     Contender("hf-assisted-fp32", "transformers assisted, FP32", _hf_assisted(torch.float32), draft="plain"),
     Contender("hf-assisted", "transformers assisted, BF16", _hf_assisted(torch.bfloat16), draft="plain"),
-    Contender("torchao-int8", "torchao INT8 in transformers", _torchao(8), package="torchao", remedy=EXTRA),
-    Contender("torchao-int4", "torchao INT4 in transformers", _torchao(4), package="torchao", remedy=EXTRA),
-    Contender("torchao-int8-compiled", "the same INT8, compiled", _torchao(8, True), package="torchao", remedy=EXTRA),
-    Contender("torchao-int4-compiled", "the same INT4, compiled", _torchao(4, True), package="torchao", remedy=EXTRA),
-    Contender(
-        "llama-cpp", "llama.cpp, same GGUF", _llama_cpp(True), package="llama_cpp", remedy=EXTRA, default_only=True
-    ),
-    Contender(
-        "llama-cpp-plain",
-        "llama.cpp, same GGUF, not repacked",
-        _llama_cpp(False),
-        package="llama_cpp",
-        remedy=EXTRA,
-        default_only=True,
-    ),
+    Contender("torchao-int8", "torchao INT8 in transformers", _torchao(8), **TORCHAO),
+    Contender("torchao-int4", "torchao INT4 in transformers", _torchao(4), **TORCHAO),
+    Contender("torchao-int8-compiled", "the same INT8, compiled", _torchao(8, True), **TORCHAO),
+    Contender("torchao-int4-compiled", "the same INT4, compiled", _torchao(4, True), **TORCHAO),
+    Contender("llama-cpp", "llama.cpp, same GGUF", _llama_cpp(True), **LLAMA_CPP),
+    Contender("llama-cpp-plain", "llama.cpp, same GGUF, not repacked", _llama_cpp(False), **LLAMA_CPP),
     Contender("fast-fp32", "FastDecoder FP32", _fast("float32"), ours=True),
     Contender("fast-bf16", "FastDecoder BF16", _fast("bfloat16"), ours=True),
     Contender("fast-int8", "FastDecoder INT8", _fast("int8"), ours=True),
     Contender("fast-int4", "FastDecoder INT4, head INT8", _fast("int4"), ours=True),
     Contender("fast-int4-all", "FastDecoder INT4, head too", _fast("int4", head="int4"), ours=True),
-    Contender("fast-int8-dynamic", "FastDecoder INT8 x INT8", _fast_dynamic, ours=True),
+    Contender("fast-int8-dynamic", "FastDecoder INT8 x INT8", _fast("int8_dynamic"), ours=True),
     Contender(
-        "speculative-plain",
-        "FastDecoder BF16, the same plain draft",
-        _speculative("bfloat16", "plain"),
-        ours=True,
-        draft="plain",
+        "speculative-plain", "FastDecoder BF16, the same plain draft", _speculative("bfloat16", "plain"), **PLAIN
     ),
     Contender(
-        "speculative",
-        "FastDecoder BF16, conditioned draft",
-        _speculative("bfloat16", "conditioned"),
-        ours=True,
-        draft="conditioned",
-        default_only=True,
+        "speculative", "FastDecoder BF16, conditioned draft", _speculative("bfloat16", "conditioned"), **CONDITIONED
     ),
     Contender(
         "speculative-int8",
         "FastDecoder INT8 x INT8, conditioned draft",
         _speculative("int8_dynamic", "conditioned"),
-        ours=True,
-        draft="conditioned",
-        default_only=True,
+        **CONDITIONED,
     ),
 ]
 
