@@ -6,6 +6,7 @@ import importlib.util
 import linecache
 import re
 import textwrap
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -81,16 +82,17 @@ def run(source: str, namespace: dict, name: str) -> None:
     exec(compile(source, file, "exec"), namespace)
 
 
-def run_up_to(exercise: Exercise, answers: dict[str, str]) -> None:
-    """Run the master's cells from the top to the exercise's check, with `answers` in place of solution regions.
+def check_of(exercise: Exercise, answers: dict[str, str], folder: str = "solutions") -> Callable[[int], None]:
+    """Run the cells above the exercise's check, with `answers` in place of solution regions.
 
-    Checks of other exercises are left out. Raises what the check raises.
+    Returns what runs the check with a seed. Checks of other exercises are left out. Raises what a cell raises.
     """
     namespace: dict = {"__name__": "__main__"}
-    for cell in cells(exercise.chapter):
-        if cell.cell_type != "code" or (role(cell) == "check" and cell.id != exercise.check):
-            continue
-        source = replace_region(cell.source, answers[cell.id]) if cell.id in answers else cell.source
-        run(source, namespace, f"{exercise.chapter}:{cell.id}")
+    for cell in cells(exercise.chapter, folder):
         if cell.id == exercise.check:
-            return
+            break
+        if cell.cell_type == "code" and role(cell) != "check":
+            source = replace_region(cell.source, answers[cell.id]) if cell.id in answers else cell.source
+            run(source, namespace, f"{exercise.chapter}:{cell.id}")
+    check, learners = re.fullmatch(r"(checks\.check_\w+)\(([\w, ]+)\)", cell.source).groups()
+    return lambda seed: exec(f"{check}({learners}, seed={seed})", namespace)

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
+import os
+import random
+import subprocess
 import sys
 import threading
 import time
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from every_millisecond import cli
 from every_millisecond.checks import STUB, CheckFailed, call, call_raising, exercise, expect, progress, registered, zoo
-from every_millisecond.checks.draw import Draw
+from every_millisecond.checks.draw import Draw, NoSuchDraw
 from every_millisecond.checks.time_limit import OutOfTime, run_within
+from every_millisecond.checks.virtual_device import VirtualStream
 
 
 @pytest.fixture(autouse=True)
@@ -66,10 +73,10 @@ def test_a_seed_repeats_a_failure(check):
         (3, "expected a function, got 3"),
         (None, "expected a function, got None"),
         (lambda: 1, "raised TypeError"),
-        (lambda x: None, "is None: is a `return` missing?"),
+        (lambda x: None, "None. Is a `return` missing?"),
         (lambda x: "6", "(str); expected a number"),
         (lambda x: [x], "(list); expected a number"),
-        (lambda x: float("nan"), "is nan; expected a finite number"),
+        (lambda x: float("nan"), ": nan; expected a finite number"),
         (lambda x: x / 0, "raised ZeroDivisionError: division by zero, in your line"),
         (lambda x: torch.ones(2), "expected a number"),
         (lambda x: True, "expected a number"),
@@ -147,6 +154,179 @@ def test_an_endless_loop_ends_on_another_thread_too():
     assert not any(t.name == "check" for t in threading.enumerate())
 
 
+def stubborn(swallowed: list[int], nap: float) -> None:
+    while True:
+        try:
+            while True:
+                time.sleep(nap)
+        except:  # noqa: E722
+            swallowed.append(1)
+
+
+@pytest.mark.parametrize("nap", [0, 60])
+def test_a_bare_except_does_not_swallow_the_limit(nap):
+    """Kind 35: a learner's `except:` catches what is raised to end the loop, and the autograding hangs."""
+    swallowed: list[int] = []
+    began = time.perf_counter()
+    assert "does a loop never end?" in message(call, stubborn, swallowed, nap, limit_s=0.2, may_change=True)
+    assert swallowed and time.perf_counter() - began < 3
+    assert sys.gettrace() is None or "check" not in str(sys.gettrace())
+    assert call(lambda: 5) == 5
+
+
+def test_a_bare_except_does_not_hold_up_another_thread():
+    """Kind 35, where there are no signals: the waiter goes on, and the loop is asked to end again and again."""
+    outcome = []
+
+    def elsewhere():
+        try:
+            run_within(0.2, lambda: stubborn([], 0))
+        except OutOfTime:
+            outcome.append("out of time")
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join(10)
+    assert outcome == ["out of time"]
+
+
+def test_leaving_is_an_error_like_others():
+    """Kind 51: `exit()` in a learner's function ends the check with a sentence, not the notebook."""
+    assert "raised SystemExit: 3, in your line" in message(call, lambda: sys.exit(3))
+
+
+def test_events_of_cuda_are_explained():
+    """Without CUDA torch says "Tried to instantiate dummy base class Event", which helps nobody."""
+
+    def learners():
+        raise RuntimeError("Tried to instantiate dummy base class Event")
+
+    assert "the exercise brings its own: stream.record_event()" in message(call, learners)
+
+
+def test_a_warning_is_no_failure(check, capfd):
+    """Kind 34: nbgrader gives no points to a cell with text on stderr; all that goes there must come out on stdout."""
+    handler = logging.StreamHandler(sys.stderr)
+    logger = logging.getLogger("some.library")
+    logger.addHandler(handler)
+
+    def chatty(x):
+        logger.warning("by a logger that has kept its stream")
+        print("by print", file=sys.stderr)
+        os.write(2, b"by C++ to the descriptor\n")
+        return 2 * x
+
+    check(chatty)  # `warnings` itself is pytest's here: tests/test_nbgrader.py tries it
+    logger.removeHandler(handler)
+    printed = capfd.readouterr()
+    assert printed.err == "" and handler.stream is not None
+    for words in ("kept its stream", "by print", "by C++ to the descriptor", "passed: doubling"):
+        assert words in printed.out
+
+
+def test_the_seed_covers_what_a_learner_draws(check):
+    """A learner's own torch.randn, numpy and random: a failure must come again with the seed; theirs go on after."""
+    seen = []
+
+    def draws(x):
+        seen.append((torch.randn(1).item(), np.random.rand(), random.random()))  # noqa: NPY002
+        return 2 * x
+
+    before = torch.get_rng_state(), random.getstate()
+    for seed in (5, 5, 6):
+        check(draws, seed=seed)
+    assert seen[0] == seen[1] != seen[2]
+    assert torch.equal(before[0], torch.get_rng_state()) and before[1] == random.getstate()
+
+
+def test_a_draw_tells_all_answers_apart():
+    """Kind 54: a planted mistake whose value happens to be another's, or the right one, is named wrongly or passes."""
+    for draw in map(Draw, range(30)):
+        a, b = draw.until(
+            lambda draw=draw: (draw.integer(1, 3), draw.integer(1, 3)),
+            lambda case: [(case[0] + case[1], {"product": case[0] * case[1], "power": case[0] ** case[1]})],
+        )
+        assert len({a + b, a * b, a**b}) == 3
+    with pytest.raises(NoSuchDraw, match=r"the right answer \| the same"):
+        Draw(1).until(lambda: 1, lambda case: [(torch.ones(3), {"the same": torch.ones(3) + 1e-6})], tries=5)
+
+
+def test_a_program_under_test_has_no_name(monkeypatch):
+    """A learner's test that asks a program for its name, docstring or source, or counts calls, proves nothing."""
+    seen = []
+
+    def curious(program):
+        """Says what it is."""
+        seen.append((program.__name__, program.__qualname__, program.__doc__, program.__module__, repr(program)[:18]))
+        seen[-1] += (program.__code__.co_filename, program.__code__.co_name)
+        with pytest.raises((OSError, TypeError)):
+            inspect.getsource(program)
+        assert program(1) == 1
+
+    broken = {f"adds {n}": lambda x, n=n: x + n for n in range(1, 6)}
+    zoo.check_test(curious, Draw(3), broken=broken, right={"plain": lambda x: x})
+    assert len(seen) == 6 and len(set(seen)) == 1
+    orders = set()
+    for seed in range(4):
+        called = []
+        zoo.check_test(judged(called), Draw(seed), broken=broken, right={"plain": lambda x: x})
+        orders.add(tuple(called))
+    assert len(orders) > 1
+
+
+def judged(called):
+    def test(program):
+        called.append(program(0))
+        assert program(0) == 0
+
+    return test
+
+
+def test_yes_and_no_and_lists_come_in_many_types():
+    """Right answers that failed: numpy's bool, 1 and 0, a tensor of one element; arrays and tensors as lists."""
+    for value in (True, 1, np.True_, torch.tensor(True), torch.tensor([1])):
+        assert expect.truth(value, "x") is True
+    assert "expected True or False" in message(expect.truth, 0.4, "x")
+    for value in ([1, 2], (1, 2), torch.tensor([1, 2]), np.array([1, 2])):
+        assert expect.items(value, 2, "x", "a, b") == [1, 2]
+    assert "expected list or tuple" in message(expect.sequence, torch.ones(2, 2), "x")
+    assert "5809213; expected 5809213.4" in message(expect.near, 5809213, 5809213.4, "x", rel=1e-9)
+
+
+def test_a_virtual_device_is_exact_and_its_clock_the_learners():
+    """Timing checks must not depend on the machine, and must see a clock that is imported by its name."""
+    stream = VirtualStream()
+    namespace: dict = {}
+    exec("from time import perf_counter as clock\ndef timed(s, w):\n a = clock(); s.launch(w); s.synchronize()\n"
+         " return clock() - a", namespace)  # fmt: skip
+    real = time.perf_counter
+    assert call(stream.on_its_clock(namespace["timed"]), stream, stream.work(40)) == pytest.approx(0.04, rel=1e-3)
+    assert time.perf_counter is real and namespace["clock"] is real
+    begin = stream.record_event()
+    stream.launch(stream.work(7))
+    end = stream.record_event()
+    with pytest.raises(RuntimeError, match="end event is not reached yet"):
+        begin.elapsed_time(end)
+    end.synchronize()
+    assert begin.elapsed_time(end) == pytest.approx(7.005)
+    with pytest.raises(TypeError):
+        float(stream.work(3))
+
+
+def test_progress_of_two_writers_and_of_others(tmp_path, monkeypatch):
+    """Kind 36: two processes that note a pass lose nothing, and the file's mode follows the umask."""
+    path = tmp_path / "shared.json"
+    monkeypatch.setenv("LLM_LATENCY_PROGRESS", str(path))
+    program = "import sys; from every_millisecond.checks import progress\n"
+    program += "for i in range(20): progress.record(sys.argv[1], f'check_{i}')"
+    writers = [subprocess.Popen([sys.executable, "-c", program, name]) for name in ("a", "b")]
+    assert [writer.wait(60) for writer in writers] == [0, 0]
+    assert {name: len(checks) for name, checks in progress.passed().items()} == {"a": 20, "b": 20}
+    umask = os.umask(0)
+    os.umask(umask)
+    assert os.name == "nt" or path.stat().st_mode & 0o777 == 0o666 & ~umask
+
+
 @pytest.mark.parametrize(
     ("argument", "change"),
     [
@@ -168,18 +348,18 @@ def test_tensors_are_compared_in_every_respect():
     """Shape, dtype, device, NaN and infinities each have a message; a wrong value says where."""
     want = torch.arange(6.0).reshape(2, 3)
     for found, part in [
-        (None, "is a `return` missing?"),
+        (None, "Is a `return` missing?"),
         ([1, 2], "expected a tensor"),
-        (want.T, "has shape [3, 2]; expected [2, 3]"),
-        (want.double(), "has dtype torch.float64; expected torch.float32"),
-        (want.where(want != 4, torch.nan), "holds NaN, 1 of 6"),
-        (want.where(want != 4, torch.inf), "holds infinities, 1 of 6"),
+        (want.T, "x: shape [3, 2]; expected [2, 3]"),
+        (want.double(), "x: dtype torch.float64; expected torch.float32"),
+        (want.where(want != 4, torch.nan), "NaN in 1 of 6"),
+        (want.where(want != 4, torch.inf), "infinity in 1 of 6"),
         (want.where(want != 4, 40), "most at [1, 1]: 40 where 4 was expected"),
         (want + 1, "Is it one too many?"),
     ]:
         assert part in message(expect.close, found, want, "x", mistakes={"Is it one too many?": want + 1})
     expect.close(want + 1e-7, want, "x")
-    assert "lies on meta" in message(expect.tensor, torch.ones(1, device="meta"), "x", device="cpu")
+    assert "on meta; expected cpu" in message(expect.tensor, torch.ones(1, device="meta"), "x", device="cpu")
 
 
 def test_an_expected_error_must_come():
@@ -206,7 +386,7 @@ def test_a_learners_test_is_tested():
     """A test that cannot fail, fails always, crashes or returns a verdict proves nothing."""
 
     def judge(test):
-        zoo.check_test(test, broken={"adds one": lambda x: x + 1}, right={"plain": lambda x: x})
+        zoo.check_test(test, Draw(1), broken={"adds one": lambda x: x + 1}, right={"plain": lambda x: x})
 
     def asserts_identity(program):
         assert program(3) == 3

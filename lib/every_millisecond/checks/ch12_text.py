@@ -45,8 +45,8 @@ def _follow(stream: object, pieces: BytePieces, ids: list[int]) -> None:
             if isinstance(stream, WindowParts) and shown == so_far:
                 expect.that(
                     stream.read == number,
-                    f"{given}, all of them shown, self.read is {stream.read}; expected {number}: the ids before it have "
-                    "been shown",
+                    f"{given}, all of them shown, self.read is {stream.read}; expected {number}: the ids before it "
+                    "have been shown",
                 )
             continue
         expect.that(

@@ -11,6 +11,7 @@ import os
 import pkgutil
 import random
 import secrets
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 
@@ -122,7 +123,7 @@ def _loggers_on(printed: io.StringIO) -> Iterator[None]:
     moved = [
         (handler, handler.stream)
         for handler in {handler for logger in loggers for handler in logger.handlers}
-        if isinstance(handler, logging.StreamHandler) and not isinstance(handler, logging.FileHandler)
+        if isinstance(handler, logging.StreamHandler) and handler.stream in (sys.stderr, sys.__stderr__)
     ]
     for handler, _ in moved:
         handler.setStream(printed)

@@ -62,8 +62,10 @@ def _on_the_main_thread(seconds: float, work: Callable[[], T], own: Callable[[Fr
             sys.settrace(tracing)
 
 
-def _strike(frame: FrameType, event: str, arg: object) -> None:
-    raise OutOfTime
+def _strike(frame: FrameType, event: str, arg: object) -> Callable:
+    if event == "line":  # not at "exception", which is still inside the `try`
+        raise OutOfTime
+    return _strike
 
 
 def _on_a_thread(seconds: float, work: Callable[[], T]) -> T:
