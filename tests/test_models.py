@@ -373,9 +373,20 @@ def test_the_rule_of_digits_on_random_text(tokenizer):
 
 
 def test_random_shape_has_the_published_number_of_parameters():
-    """The timing-only profile must have Llama-2-7B's 6.74e9 parameters, or its timings mean nothing."""
+    """The timing-only profile must have Llama-2-7B's 6.74e9 parameters, or its timings mean nothing.
+
+    But for the rows of the vocabulary that its borrowed tokenizer has and Llama's has not.
+    """
     model = loading.random_model("llama-7b-shape", torch.bfloat16, "sdpa", torch.device("meta"))
-    assert sum(p.numel() for p in model.parameters()) == 6_738_415_616
+    added = 2 * (loading.BORROWED_VOCABULARY - 32_000) * 4096
+    assert sum(p.numel() for p in model.parameters()) == 6_738_415_616 + added
+
+
+@pytest.mark.model
+def test_the_random_shape_has_a_row_for_every_id(tokenizer):
+    """Guards against a prompt whose ids the profile refuses: the standard request holds some above 32,000."""
+    assert loading._shape_config("llama-7b-shape").vocab_size >= len(tokenizer)
+    assert loading._shape_config("llama-160m-shape").vocab_size >= len(tokenizer)
 
 
 @pytest.mark.model

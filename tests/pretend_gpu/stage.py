@@ -1,8 +1,8 @@
 """The course on the pretend GPU: tiny models in the place of the profiles', and measurements of a round or two.
 
 The tiny models keep what is awkward in the real ones: Qwen2.5's seven query heads on one KV head of 128, its biases, an
-untied head, a vocabulary wider than its draft's, both wider than the tokenizer's; a 7B target without grouped queries
-whose vocabulary is narrower than the tokenizer it borrows; FP16 on a card without BF16. The default profile is itself.
+untied head, a vocabulary wider than its draft's, both wider than the tokenizer's; a 7B target without grouped queries;
+FP16 on a card without BF16. The default profile is itself.
 """
 
 from __future__ import annotations

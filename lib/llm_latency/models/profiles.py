@@ -67,7 +67,7 @@ PROFILES: dict[str, Profile] = {
             Source("shape", "llama-160m-shape"),
             torch.bfloat16,
             needs_gpu_gb=22,
-            note="RANDOM WEIGHTS in Llama-2-7B's shape: for timing only, its text means nothing",
+            note="RANDOM WEIGHTS in Llama-2-7B's shape, but for 49,152 ids: for timing only, its text means nothing",
         ),
     )
 }
