@@ -79,6 +79,7 @@ class PackedInt8:
 
     @classmethod
     def from_weight(cls, weight: Tensor) -> PackedInt8:
+        """Round a weight [out, in]; errors as `rounding.check_weight`."""
         return cls(*quantize_rows(weight))
 
     @property
@@ -197,7 +198,7 @@ class PackedInt4:
 
     @classmethod
     def from_weight(cls, weight: Tensor, group_size: int = 32) -> PackedInt4:
-        """Raises ValueError for a group_size that is odd or does not divide the row."""
+        """Round a weight [out, in]. Raises ValueError for a group_size that is odd or does not divide the row."""
         blocks = quantize_blocks(weight, group_size=group_size)
         if group_size % 2:
             raise ValueError(f"group_size={group_size}; expected an even number, since two codes share a byte")

@@ -98,7 +98,7 @@ def test_unchecked_rounding_hides_no_nan(bad, dtype):
     x = torch.ones(2, 3, dtype=dtype)
     x[1, 2] = bad
     codes, scales = round_symmetric(x, dim=-1)
-    read = dequantize(codes.to(torch.int8), scales)
+    read = dequantize(codes.to(torch.int8), scales, dtype)
     assert read[0].isfinite().all() and not read[1].isfinite().any()
 
 
