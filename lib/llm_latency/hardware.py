@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from llm_latency import files
 from llm_latency.arguments import DTYPES, check_device
 from llm_latency.host import cpu_name, last_level_cache_bytes, memory_bytes, usable_cores
 
@@ -217,6 +216,8 @@ def ceilings(device: str | torch.device | None = None, *, refresh: bool = False)
 
     The stored figures belong to one device, one torch and one number of threads; a change of any measures anew.
     """
+    from llm_latency import files  # here: whoever asks for the 16-bit format alone, as the decoders do, needs no files
+
     device = check_device(device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
     key = {"device": str(device), "name": name, "threads": torch.get_num_threads(), "torch": torch.__version__}
