@@ -41,6 +41,7 @@ DATASHEET: dict[str, GpuPeak] = {
     "T4": GpuPeak(320, 65, 8.1, None, 16),
 }
 
+
 def datasheet_peak(name: str) -> GpuPeak:
     """The datasheet figures of a GPU by its key in `DATASHEET`. Raises KeyError that lists the known names."""
     if name not in DATASHEET:
