@@ -25,6 +25,7 @@ from every_millisecond.ladder import contributions, prediction, report, resume, 
 from every_millisecond.ladder.record import RungRecord
 from llm_latency import hardware, models
 from llm_latency.generation import TransformersStepper
+from llm_latency.timing import clock
 
 
 @pytest.fixture
@@ -440,7 +441,7 @@ class SlowMachine:
     def __init__(self, monkeypatch, step_s: float, token_s: float) -> None:
         self.now, self.step_s, self.token_s = 1.0, step_s, token_s
         monkeypatch.setattr(time, "perf_counter", lambda: self.now)
-        monkeypatch.setattr(time, "perf_counter_ns", lambda: round(self.now * 1e9))
+        monkeypatch.setattr(clock.HostClock, "mark", staticmethod(lambda: round(self.now * 1e9)))
 
     def rung(self, monkeypatch, name: str, model) -> None:
         machine = self
