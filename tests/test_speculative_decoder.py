@@ -314,11 +314,11 @@ def _accepts_what_the_target_likes(tokens, q, p, uniforms):
     return accepted, p[-1] if accepted == len(tokens) else residual(p[accepted], q[accepted])
 
 
-def _is_told_a_uniform_draft(tokens, q, p, uniforms):
+def _assumes_a_uniform_draft(tokens, q, p, uniforms):
     return verify(tokens, torch.full_like(q, 1 / q.shape[1]), p, uniforms)
 
 
-@pytest.mark.parametrize("wrong", [_residual_is_the_target, _accepts_what_the_target_likes, _is_told_a_uniform_draft])
+@pytest.mark.parametrize("wrong", [_residual_is_the_target, _accepts_what_the_target_likes, _assumes_a_uniform_draft])
 def test_the_same_test_finds_wrong_rules(wrong, monkeypatch):
     """Three planted faults inside the decoder: the test above must fail for each, or it proves nothing."""
     monkeypatch.setattr(decoder_module, "verify", wrong)

@@ -50,9 +50,9 @@ def test_prediction_is_the_papers_where_verification_is_free():
     for gamma in range(1, 6):
         assert costs().speedup(gamma) == pytest.approx(expected_speedup(0.7, gamma, 0.05))
     assert costs().cost_ratio == pytest.approx(0.05)
-    dear = costs(verification=2.0)
-    assert dear.pass_ms(3) == pytest.approx(14) and dear.pass_ms(16) == pytest.approx(40)  # between and beyond
-    assert dear.speedup(3) == pytest.approx(expected_speedup(0.7, 3, 0.05, verification=1.6))
+    costly = costs(verification=2.0)
+    assert costly.pass_ms(3) == pytest.approx(14) and costly.pass_ms(16) == pytest.approx(40)  # between and beyond
+    assert costly.speedup(3) == pytest.approx(expected_speedup(0.7, 3, 0.05, verification=1.6))
 
 
 def test_survival_counts_cycles_with_room_for_all_proposals():
@@ -92,7 +92,7 @@ def test_verdicts():
     assert [r.cause for r in reasons(good, {3: 2.0})] == ["verdict", "batch"], "nothing stands in its way"
 
 
-def test_a_draft_bound_by_launches_is_told_from_one_that_reads_much():
+def test_a_draft_bound_by_launches_is_not_one_that_reads_much():
     """A twentieth of the bytes in two fifths of the time: fewer bytes would not help."""
     launch = costs(draft=4.0, draft_bytes_share=0.05)
     assert "launch" in [r.cause for r in reasons(launch, {1: 0.9})]

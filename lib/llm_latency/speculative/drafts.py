@@ -24,7 +24,7 @@ class Proposal:
 
 
 class Draft(ABC):
-    """Guesses the target's next tokens. It is told everything that is committed, and forgets what was refused."""
+    """Guesses the target's next tokens. It gets everything that is committed, and forgets what was refused."""
 
     device: torch.device | None = None  # where its tokens lie; None if anywhere
     vocab_size: int | None = None  # None if it can only name ids that it was shown
