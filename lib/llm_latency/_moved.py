@@ -1,11 +1,9 @@
-"""Names of the first edition that left this package: importing one fails with the place where it is now."""
+"""Names of the first edition that left this package, and where they are now.
 
-from __future__ import annotations
+What lay below a room is below the new one. Read by the finder of the package's __init__, for an import that nobody
+else could serve.
+"""
 
-import sys
-from importlib.abc import MetaPathFinder
-
-# Old dotted name -> new one; what lay below a room is below the new one.
 MOVED = {
     "llm_latency.attention.figure": "every_millisecond.notebook.attention_figure",
     "llm_latency.attention.kernel_benchmark": "every_millisecond.laboratory.kernel_benchmark",
@@ -80,17 +78,3 @@ MOVED = {
     "llm_latency.timing.simulated_stream": "every_millisecond.laboratory.simulated_stream",
     "llm_latency.trace": "every_millisecond.notebook.trace",
 }
-
-
-class MovedFinder(MetaPathFinder):
-    """Asked last, for modules that nobody found; `from room import name` asks for a module of that name, too."""
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        if name in MOVED:
-            raise ImportError(f"{name} is now {MOVED[name]}, in the package that runs the course", name=name)
-
-
-def install() -> None:
-    """Ask once more than the interpreter does, however often this package is imported."""
-    if not any(isinstance(finder, MovedFinder) for finder in sys.meta_path):
-        sys.meta_path.append(MovedFinder())

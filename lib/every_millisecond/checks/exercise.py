@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 
-import every_millisecond.checks
 from every_millisecond.checks import progress
 from every_millisecond.checks.draw import Draw, NoSuchDraw
 from every_millisecond.checks.failure import CheckFailed, describe
@@ -65,9 +64,9 @@ def exercise(chapter: str, title: str) -> Callable[[Callable], Callable[..., Non
 
 def registered() -> dict[str, dict[str, str]]:
     """All exercises with a check: chapter -> name of the check -> title."""
-    for module in pkgutil.iter_modules(every_millisecond.checks.__path__):
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
         if module.name.startswith("ch") or module.name == "bug_zoo":
-            importlib.import_module(f"every_millisecond.checks.{module.name}")
+            importlib.import_module(f"{__package__}.{module.name}")
     return {chapter: dict(_REGISTERED[chapter]) for chapter in sorted(_REGISTERED)}
 
 
