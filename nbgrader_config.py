@@ -20,3 +20,12 @@ c.TagRemovePreprocessor.enabled = True
 c.TagRemovePreprocessor.remove_cell_tags = {"why"}
 
 c.ExecutePreprocessor.timeout = 120
+
+# nbgrader zip_collect: the student is the folder (or the archive) that holds the notebook, or stands before the set's
+# name, and Moodle's addition to it is left out: anna/01_correct_timing.ipynb, anna_01_correct_timing.ipynb,
+# "Anna Berg_4711_assignsubmission_file_/01_correct_timing.ipynb".
+_SET = r"\d\d_[a-z0-9_]+|bug_zoo"
+c.FileNameCollectorPlugin.named_regexp = (
+    rf".*[/\\](?!{_SET})(?P<student_id>[^/\\]+?)(?:_\d+_assignsubmission_file_?)?[/\\_]"
+    rf"(?:(?:{_SET})[/\\])?(?P<file_id>{_SET})\.ipynb$"
+)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
+import textwrap
+import zipfile
 from pathlib import Path
 
 import exercise_sets
@@ -12,7 +15,8 @@ import nbformat
 import pytest
 from exercise_sets import ROOT, replace_region, role
 from nbgrader.api import Gradebook
-from nbgrader.apps import NbGraderAPI
+from nbgrader.apps import NbGraderAPI, ZipCollectApp
+from nbgrader.coursedir import CourseDirectory
 from traitlets.config import Config, PyFileConfigLoader
 
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SAWarning")  # nbgrader's own
@@ -42,9 +46,36 @@ def half_solved() -> dict[str, str]:
     return answers
 
 
+def solved_with_a_warning() -> dict[str, str]:
+    """All solved, by a function that makes PyTorch warn, logs, and writes to stderr in all ways."""
+    answers = solved()
+    noise = """
+        import logging, os, sys, warnings
+        logging.getLogger("torch").warning("a logger's warning")
+        warnings.warn("a warning", stacklevel=1)
+        print("to stderr", file=sys.stderr)
+        os.write(2, b"to descriptor 2\\n")
+        m, l = torch.tensor(m), torch.tensor(l)
+    """
+    right = textwrap.dedent(exercise_sets.REGION.search(answers["update"])[2])
+    answers["update"] = replace_region(answers["update"], textwrap.dedent(noise).strip() + "\n" + right)
+    return answers
+
+
+def copied(released):
+    """A notebook in which the student copied and pasted a solution cell and its check, to try again."""
+    notebook = submission(released, solved())
+    place = next(i for i, cell in enumerate(notebook.cells) if cell.id == "check_update")
+    for cell in notebook.cells[place - 1 : place + 1][::-1]:
+        twin = nbformat.from_dict(cell)
+        twin.id = f"{cell.id}-2"
+        notebook.cells.insert(place + 1, twin)
+    return notebook
+
+
 @pytest.fixture(scope="module")
 def course(tmp_path_factory):
-    """A course folder in which three students have handed in, graded; returns its API."""
+    """A course folder in which students have handed in, graded; returns its API."""
     root = tmp_path_factory.mktemp("course")
     shutil.copytree(ROOT / "solutions" / SET, root / "solutions" / SET)
     config = PyFileConfigLoader("nbgrader_config.py", path=str(ROOT)).load_config()
@@ -63,17 +94,30 @@ def grade_all(root: Path, api: NbGraderAPI) -> None:
     assert api.generate_assignment(SET)["success"]
     released = nbformat.read(root / "exercises" / SET / f"{SET}.ipynb", as_version=4)
     students = {
+        "half": half_solved(),
+        "loud": solved_with_a_warning(),
         "solved": solved(),
         "unsolved": {cell.id: "pass" for cell in released.cells if role(cell) == "check"},
-        "half": half_solved(),
     }
-    for student, answers in students.items():
-        folder = root / "submitted" / student / SET
-        folder.mkdir(parents=True)
-        nbformat.write(submission(released, answers), folder / f"{SET}.ipynb")
-        result = api.autograde(SET, student)
-        assert result["success"], result.get("log")
+    notebooks = {student: submission(released, answers) for student, answers in students.items()}
+    for student, notebook in {"copied": copied(released), **notebooks}.items():
+        hand_in(root, student).parent.mkdir(parents=True)
+        hand_in(root, student).write_text(json.dumps(notebook), encoding="utf-8")
+    hand_in(root, "broken").parent.mkdir(parents=True)
+    hand_in(root, "broken").write_text("this is no notebook")
+    sys.path.insert(0, str(ROOT / "tools"))
+    import preflight
+
+    assert preflight.main([SET], root) == 1
+    assert preflight.main([SET, "--mend"], root) == 0
+    assert preflight.main([SET], root) == 0
+    result = api.autograde(SET, "*")
+    assert result["success"], result.get("log")
     assert api.generate_feedback(SET)["success"]
+
+
+def hand_in(root: Path, student: str) -> Path:
+    return root / "submitted" / student / SET / f"{SET}.ipynb"
 
 
 def score(course, student: str) -> dict[str, float]:
@@ -84,17 +128,52 @@ def score(course, student: str) -> dict[str, float]:
 
 
 def test_each_submission_gets_the_points_it_earns(course):
-    """Points for planted mistakes, or none for solved exercises; or points for checks that the student had emptied."""
+    """Points for planted mistakes, none for solved exercises (kind 34: one that warns), or any for an emptied check."""
     points = {cell.id: cell.metadata.nbgrader.points for cell in exercise_sets.cells(SET) if role(cell) == "check"}
     nothing = dict.fromkeys(points, 0)
     wrong = {"check_blocked": 0, "check_masked_update": 0}
     for student, expected in [
         ("solved", points),
+        ("copied", points),
+        ("loud", points),
         ("unsolved", nothing),
         ("half", points | wrong),
     ]:
         found = score(course, student)
         assert {name: found[name] for name in points} == expected, student
+
+
+def test_one_bad_submission_stops_nobody(course):
+    """A copied graded cell or a file that is no notebook aborts the grading of all students after it."""
+    root = Path(course.coursedir.root)
+    assert {path.name for path in (root / "autograded").iterdir()} == {"copied", "half", "loud", "solved", "unsolved"}
+    assert hand_in(root, "copied").with_name(f"{SET}.ipynb.as-submitted").exists()
+    assert (root / "set_aside" / "broken" / SET / f"{SET}.ipynb").read_text() == "this is no notebook"
+
+
+def test_zip_collect_takes_what_students_send(tmp_path):
+    """Without a regular expression `nbgrader zip_collect` collects nothing."""
+    archive = tmp_path / "downloaded" / SET / "archive"
+    archive.mkdir(parents=True)
+    (tmp_path / "exercises" / SET).mkdir(parents=True)
+    shutil.copy(ROOT / "exercises" / SET / f"{SET}.ipynb", tmp_path / "exercises" / SET)
+    text = (ROOT / "exercises" / SET / f"{SET}.ipynb").read_text(encoding="utf-8")
+    (archive / f"anna_{SET}.ipynb").write_text(text, encoding="utf-8")
+    for name, inside in (
+        ("bert.zip", f"{SET}.ipynb"),
+        ("moodle.zip", f"Cara Dahl_4711_assignsubmission_file_/{SET}.ipynb"),
+        ("emil.zip", f"emil/{SET}/{SET}.ipynb"),
+    ):
+        with zipfile.ZipFile(archive / name, "w") as file:
+            file.writestr(inside, text)
+    config = PyFileConfigLoader("nbgrader_config.py", path=str(ROOT)).load_config()
+    config.merge(Config({"CourseDirectory": {"root": str(tmp_path), "assignment_id": SET}}))
+    app = ZipCollectApp(config=config, coursedir=CourseDirectory(config=config), parent=None)
+    app.init_plugins()
+    app.extract_archive_files()
+    app.process_extracted_files()
+    found = {path.parents[1].name for path in (tmp_path / "submitted").glob(f"*/{SET}/{SET}.ipynb")}
+    assert found == {"anna", "bert", "Cara Dahl", "emil"}
 
 
 def test_a_written_answer_waits_for_the_teacher(course):

@@ -28,7 +28,7 @@ def check_quantise(learners: Callable, draw: Draw) -> None:
         expect.close(
             codes.float() * scales, (x / scales).round() * scales, f"with dim={dim}, codes * scales",
             mistakes={
-                "The codes are cut off, not rounded: .to(torch.int8) drops what stands behind the point.": (
+                "The codes are cut off, not rounded: .to(torch.int8) drops what follows the point.": (
                     x / scales
                 ).trunc() * scales,
                 "The codes are rounded down, not to the nearest.": (x / scales).floor() * scales,
