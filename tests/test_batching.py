@@ -378,9 +378,8 @@ def test_padded_rows_are_those_of_solo_runs(tiny_llama):
     prompts = [[5, 6, 7], [1, 2, 3, 4, 5, 6, 7]]
     ids, mask = left_pad(prompts, pad_id=2)
     assert ids.tolist()[0] == [2, 2, 2, 2, 5, 6, 7]
-    output = generate_static(tiny_llama, ids, mask, [9, 4])
-    assert output.rows == [alone(tiny_llama, prompts[0], 9), alone(tiny_llama, prompts[1], 4)]
-    assert len(output.token_times_s) == 9
+    rows = generate_static(tiny_llama, ids, mask, [9, 4])
+    assert rows == [alone(tiny_llama, prompts[0], 9), alone(tiny_llama, prompts[1], 4)]
 
 
 def test_right_padding_is_refused(tiny_llama):

@@ -11,7 +11,6 @@ MOVED = {
     "llm_latency.batching.Ask": "every_millisecond.laboratory.workload.Ask",
     "llm_latency.batching.Deadline": "every_millisecond.laboratory.workload.Deadline",
     "llm_latency.batching.LoadReport": "every_millisecond.laboratory.workload.LoadReport",
-    "llm_latency.batching.StaticOutput": "every_millisecond.laboratory.static_batching.StaticOutput",
     "llm_latency.batching.bench": "every_millisecond.laboratory.batching_bench",
     "llm_latency.batching.generate_static": "every_millisecond.laboratory.static_batching.generate_static",
     "llm_latency.batching.left_pad": "every_millisecond.laboratory.static_batching.left_pad",

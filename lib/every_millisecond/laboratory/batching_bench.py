@@ -31,7 +31,7 @@ def run_static(model: PreTrainedModel, asks: Sequence[Ask], batch: int) -> list[
     for first in range(0, len(asks), batch):
         part = asks[first : first + batch]
         ids, mask = left_pad([ask.prompt for ask in part], pad_id=0)
-        rows.extend(generate_static(model, ids, mask, [ask.max_new_tokens for ask in part]).rows)
+        rows.extend(generate_static(model, ids, mask, [ask.max_new_tokens for ask in part]))
     return rows
 
 

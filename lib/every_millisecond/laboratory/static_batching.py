@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -29,24 +27,14 @@ def left_pad(prompts: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Ten
     return ids, mask
 
 
-@dataclass(frozen=True, slots=True)
-class StaticOutput:
-    """rows: each request's new ids, as many as it asked for; token_times_s: when the batch's n-th tokens were there."""
-
-    rows: list[list[int]]
-    token_times_s: list[float]
-
-
 @torch.inference_mode()
 def generate_static(
     model: PreTrainedModel,
     input_ids: Tensor,
     attention_mask: Tensor,
     max_new_tokens: Sequence[int],
-    *,
-    clock: Callable[[], float] = time.perf_counter,
-) -> StaticOutput:
-    """Greedy tokens for a left-padded batch; all rows are computed until the longest answer is done.
+) -> list[list[int]]:
+    """Each row's greedy tokens for a left-padded batch; all rows are computed until the longest answer is done.
 
     Args:
         input_ids, attention_mask: [batch, n]; see `left_pad`.
@@ -80,7 +68,7 @@ def generate_static(
     input_ids, mask = input_ids.to(model.device), attention_mask.to(model.device)
     cache = DynamicCache(config=model.config)
     positions = (mask.cumsum(dim=1) - 1).clamp_(min=0)
-    step, columns, times = input_ids, [], []
+    step, columns = input_ids, []
     while True:
         logits = model(
             input_ids=step,
@@ -92,10 +80,8 @@ def generate_static(
         ).logits[:, -1]  # [batch, vocab]
         step = logits.float().argmax(dim=-1, keepdim=True)
         columns.append(step.tolist())
-        times.append(clock())
         if len(columns) == max(max_new_tokens):
             break
         mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
         positions = positions[:, -1:] + 1
-    rows = [[column[i][0] for column in columns[:count]] for i, count in enumerate(max_new_tokens)]
-    return StaticOutput(rows, times)
+    return [[column[i][0] for column in columns[:count]] for i, count in enumerate(max_new_tokens)]
