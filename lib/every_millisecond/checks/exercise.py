@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 
-from every_millisecond.checks import progress
 from every_millisecond.checks.draw import Draw, NoSuchDraw
 from every_millisecond.checks.failure import CheckFailed, describe
+from every_millisecond.checks.progress import record
 
 _SHOWN_LINES = 8
 _SHOWN_LETTERS = 100_000  # a loop that prints for ever must not fill the memory
@@ -54,7 +54,7 @@ def exercise(chapter: str, title: str) -> Callable[[Callable], Callable[..., Non
                 failure = _as_failure(error)
                 failure.seed = seed
                 raise failure from None
-            progress.record(chapter, check.__name__)
+            record(chapter, check.__name__)
             print(f"passed: {title}")
 
         return checked
