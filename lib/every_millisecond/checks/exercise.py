@@ -14,6 +14,7 @@ import secrets
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import torch
