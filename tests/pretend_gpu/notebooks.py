@@ -2,7 +2,6 @@
 
     python tests/pretend_gpu/notebooks.py                          every notebook on every profile
     python tests/pretend_gpu/notebooks.py --profile qwen2.5-7b 07 08
-    python tests/pretend_gpu/notebooks.py --break-on-first         stop a notebook at its first error
 
 A cell that raises is listed, and the next ones run on. Nothing is compared: what a cell prints is another model's.
 """
