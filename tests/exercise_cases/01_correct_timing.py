@@ -357,3 +357,200 @@ RIGHT = {
     """
     ],
 }
+
+# Found by answering the exercises anew
+for _cell, _answers in {
+    "stage_times": [
+        (
+            "the first occurrence only",
+            "The stage comes several times",
+            """
+        marks = {}
+        for name, work in stages:
+            begin = stream.record_event()
+            stream.launch(work)
+            marks.setdefault(name, (begin, stream.record_event()))
+        stream.synchronize()
+        return {name: begin.elapsed_time(end) for name, (begin, end) in marks.items()}
+        """,
+        ),
+        (
+            "marks swapped",
+            "begin.elapsed_time(end), not the other way round.",
+            """
+        marks = []
+        for name, work in stages:
+            begin = stream.record_event()
+            stream.launch(work)
+            marks.append((name, begin, stream.record_event()))
+        stream.synchronize()
+        times = {}
+        for name, begin, end in marks:
+            times[name] = times.get(name, 0.0) + end.elapsed_time(begin)
+        return times
+        """,
+        ),
+        (
+            "from a name's first start to its last end",
+            "That is from its first start to its last end",
+            """
+        begins, ends = {}, {}
+        for name, work in stages:
+            begins.setdefault(name, stream.record_event())
+            stream.launch(work)
+            ends[name] = stream.record_event()
+        stream.synchronize()
+        return {name: begins[name].elapsed_time(ends[name]) for name in begins}
+        """,
+        ),
+        (
+            "events of CUDA",
+            "Tried to instantiate dummy base class Event (torch.cuda.Event needs a",
+            """
+        raise RuntimeError("Tried to instantiate dummy base class Event")
+        """,
+        ),
+    ],
+    "median_and_spread": [
+        (
+            "the slowest cut off",
+            "Were the samples sorted before the warm-up was cut off? Then the slowe",
+            """
+        kept = sorted(samples_ms)[: len(samples_ms) - warmup]
+        if not kept:
+            raise ValueError("nothing")
+        if len(kept) == 1:
+            return kept[0], kept[0], kept[0]
+        cuts = statistics.quantiles(kept, n=10, method="inclusive")
+        return statistics.median(kept), cuts[0], cuts[8]
+        """,
+        ),
+        (
+            "in another order",
+            "the order is median, p",
+            """
+        kept = samples_ms[warmup:]
+        if not kept:
+            raise ValueError("nothing")
+        if len(kept) == 1:
+            return kept[0], kept[0], kept[0]
+        cuts = statistics.quantiles(kept, n=10, method="inclusive")
+        return cuts[0], statistics.median(kept), cuts[8]
+        """,
+        ),
+        (
+            "exclusive quantiles",
+            "Is it another convention? (statistics",
+            """
+        kept = samples_ms[warmup:]
+        if not kept:
+            raise ValueError("nothing")
+        if len(kept) == 1:
+            return kept[0], kept[0], kept[0]
+        cuts = statistics.quantiles(kept, n=10)
+        return statistics.median(kept), cuts[0], cuts[8]
+        """,
+        ),
+    ],
+    "benchmark": [
+        (
+            "the clock starts before the wait",
+            "a sample begins while work is still in the queue (is the warm-up await",
+            """
+        for work in versions.values():
+            work(stream)
+        samples = {name: [] for name in versions}
+        for _ in range(repeats):
+            for name, work in versions.items():
+                begin = time.perf_counter()
+                stream.synchronize()
+                work(stream)
+                stream.synchronize()
+                samples[name].append((time.perf_counter() - begin) * 1000)
+        return {name: statistics.median(ms) for name, ms in samples.items()}
+        """,
+        ),
+        (
+            "the warm-up is kept",
+            "Is the warm-up among the samples? Its time belongs to none.",
+            """
+        samples = {name: [] for name in versions}
+        for _ in range(repeats + 1):
+            for name, work in versions.items():
+                stream.synchronize()
+                begin = time.perf_counter()
+                work(stream)
+                stream.synchronize()
+                samples[name].append((time.perf_counter() - begin) * 1000)
+        return {name: statistics.median(ms) for name, ms in samples.items()}
+        """,
+        ),
+        (
+            "seconds",
+            "Is it in seconds? Milliseconds were asked for.",
+            """
+        for work in versions.values():
+            work(stream)
+        stream.synchronize()
+        samples = {name: [] for name in versions}
+        for _ in range(repeats):
+            for name, work in versions.items():
+                begin = time.perf_counter()
+                work(stream)
+                stream.synchronize()
+                samples[name].append(time.perf_counter() - begin)
+        return {name: statistics.median(s) for name, s in samples.items()}
+        """,
+        ),
+    ],
+}.items():
+    WRONG.setdefault(_cell, []).extend(_answers)
+for _cell, _answers in {
+    "stage_times": [
+        """
+        stream.synchronize()
+        marks = []
+        for name, work in stages:
+            begin = stream.record_event()
+            stream.launch(work)
+            marks.append((name, begin, stream.record_event()))
+        while not stream.query():
+            time.sleep(0.001)
+        times = {}
+        for name, begin, end in marks:
+            times[name] = times.get(name, 0) + begin.elapsed_time(end)
+        return times
+        """,
+    ],
+    "median_and_spread": [
+        """
+        import numpy as np
+
+        kept = np.array(samples_ms[warmup:])
+        if kept.size == 0:
+            raise ValueError("nothing left")
+        return np.percentile(kept, [50, 10, 90])
+        """,
+    ],
+    "benchmark": [
+        """
+        from time import monotonic_ns as clock
+
+        names = list(versions)
+        for _ in range(2):
+            for name in names:
+                versions[name](stream)
+        times = {name: [] for name in names}
+        for _ in range(repeats):
+            for name in names:
+                stream.synchronize()
+                start = clock()
+                versions[name](stream)
+                end = stream.record_event()
+                end.synchronize()
+                times[name].append(clock() - start)
+        return {name: sorted(ns)[len(ns) // 2] / 1e6 for name, ns in times.items()}
+        """,
+    ],
+}.items():
+    RIGHT.setdefault(_cell, []).extend(_answers)

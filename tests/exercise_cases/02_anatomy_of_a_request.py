@@ -450,3 +450,162 @@ RIGHT = {
     """
     ],
 }
+
+# Found by answering the exercises anew
+for _cell, _answers in {
+    "first_and_pace": [
+        (
+            "the last gap",
+            "the mean of all was asked for.",
+            """
+        if not arrived_s:
+            raise ValueError("none")
+        first = 1000 * (arrived_s[0] - sent_s)
+        return first, 1000 * (arrived_s[-1] - arrived_s[-2]) if len(arrived_s) > 1 else None
+        """,
+        ),
+        (
+            "swapped",
+            "The two figures have changed places.",
+            """
+        if not arrived_s:
+            raise ValueError("none")
+        first = 1000 * (arrived_s[0] - sent_s)
+        return (1000 * (arrived_s[-1] - arrived_s[0]) / (len(arrived_s) - 1) if len(arrived_s) > 1 else None), first
+        """,
+        ),
+        (
+            "the longest gap",
+            "the mean of all was asked for.",
+            """
+        if not arrived_s:
+            raise ValueError("none")
+        gaps = [b - a for a, b in zip(arrived_s, arrived_s[1:])]
+        return 1000 * (arrived_s[0] - sent_s), 1000 * max(gaps) if gaps else None
+        """,
+        ),
+    ],
+    "crossover": [
+        (
+            "without the next step",
+            "steps fit into the prefill, so one step more is longer",
+            """
+        return int(prefill_ms / step_ms) + 1
+        """,
+        ),
+        (
+            "by a loop, at least as long",
+            "steps take as long as the prefill, and equally long is not longer",
+            """
+        tokens = 1
+        while (tokens - 1) * step_ms < prefill_ms:
+            tokens += 1
+        return tokens
+        """,
+        ),
+    ],
+    "time_module": [
+        (
+            "the marks swapped",
+            "begin.elapsed_time(end), not the other way round.",
+            """
+        begins, ends = [], []
+        handles = [
+            module.register_forward_pre_hook(lambda *_: begins.append(stream.record_event())),
+            module.register_forward_hook(lambda *_: ends.append(stream.record_event())),
+        ]
+        try:
+            run()
+        finally:
+            for handle in handles:
+                handle.remove()
+        stream.synchronize()
+        return sum((b.elapsed_time(a) for a, b in zip(begins, ends)), 0.0), len(ends)
+        """,
+        ),
+        (
+            "seconds",
+            "Is it in seconds? Milliseconds were asked for.",
+            """
+        begins, ends = [], []
+        handles = [
+            module.register_forward_pre_hook(lambda *_: begins.append(stream.record_event())),
+            module.register_forward_hook(lambda *_: ends.append(stream.record_event())),
+        ]
+        try:
+            run()
+        finally:
+            for handle in handles:
+                handle.remove()
+        stream.synchronize()
+        return sum((a.elapsed_time(b) for a, b in zip(begins, ends)), 0.0) / 1000, len(ends)
+        """,
+        ),
+        (
+            "replaces forward",
+            "of your hooks are left on the module",
+            """
+        marks = []
+        forward = module.forward
+
+        def timed(*args):
+            begin = stream.record_event()
+            out = forward(*args)
+            marks.append((begin, stream.record_event()))
+            return out
+
+        module.forward = timed
+        run()
+        stream.synchronize()
+        return sum((a.elapsed_time(b) for a, b in marks), 0.0), len(marks)
+        """,
+        ),
+    ],
+    "mended_rate": [
+        (
+            "per millisecond",
+            "Is it per millisecond? Tokens per second were asked for.",
+            """
+        steps = len(ids) - prompt_tokens - 1
+        return steps / (total_ms - prefill_ms) if steps else None
+        """,
+        ),
+        (
+            "distinct tokens",
+            "A token that comes twice counts twice.",
+            """
+        steps = len(set(ids[prompt_tokens:])) - 1
+        return 1000 * steps / (total_ms - prefill_ms) if len(ids) - prompt_tokens > 1 else None
+        """,
+        ),
+    ],
+}.items():
+    WRONG.setdefault(_cell, []).extend(_answers)
+for _cell, _answers in {
+    "crossover": [
+        """
+        tokens = 2
+        while (tokens - 1) * step_ms <= prefill_ms:
+            tokens += 1
+        return tokens
+        """,
+    ],
+    "decode_share": [
+        """
+        from fractions import Fraction
+
+        done = Fraction(step_ms) * (tokens_out - 1)
+        return done / (Fraction(prefill_ms) + done)
+        """,
+    ],
+    "mended_rate": [
+        """
+        answer = ids[prompt_tokens:]
+        try:
+            return 1 / ((total_ms - prefill_ms) / 1000 / (len(answer) - 1))
+        except ZeroDivisionError:
+            return None
+        """,
+    ],
+}.items():
+    RIGHT.setdefault(_cell, []).extend(_answers)

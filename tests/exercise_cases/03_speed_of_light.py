@@ -275,3 +275,131 @@ RIGHT = {
     """
     ],
 }
+
+# Found by answering the exercises anew
+for _cell, _answers in {
+    "least_batch": [
+        (
+            "one too many",
+            "computes exactly as long as it reads, which is enough",
+            """
+        computing, reading = flops / (tflops * 1e9), cache_bytes / (gbps * 1e6)
+        return int(weight_bytes / (gbps * 1e6) / (computing - reading)) + 1 if computing > reading else None
+        """,
+        ),
+        (
+            "longer, not as long",
+            "computes exactly as long as it reads, which is enough",
+            """
+        if flops / tflops / 1e9 <= cache_bytes / gbps / 1e6:
+            return None
+        batch = 1
+        while not batch * flops / tflops / 1e9 > (weight_bytes + batch * cache_bytes) / gbps / 1e6:
+            batch += 1
+        return batch
+        """,
+        ),
+        (
+            "0 for one",
+            "One sequence less than it takes",
+            """
+        computing, reading = flops / (tflops * 1e9), cache_bytes / (gbps * 1e6)
+        return int(round(weight_bytes / (gbps * 1e6) / (computing - reading))) if computing > reading else None
+        """,
+        ),
+    ],
+    "least_ms": [
+        (
+            "bandwidth",
+            "the answer in words",
+            """
+        computing, reading = flops / (tflops * 1e9), nbytes / (gbps * 1e6)
+        return max(computing, reading), "arithmetic" if computing >= reading else "bandwidth"
+        """,
+        ),
+        (
+            "the words first",
+            "expected a number",
+            """
+        computing, reading = flops / (tflops * 1e9), nbytes / (gbps * 1e6)
+        return "arithmetic" if computing >= reading else "memory", max(computing, reading)
+        """,
+        ),
+    ],
+    "judge": [
+        (
+            "a capital",
+            "the answer in words",
+            """
+        share = least_ms(flops, nbytes, tflops, gbps)[0] / published_ms
+        return "Impossible" if share > 1 else "far below" if share < 0.1 else "plausible"
+        """,
+        ),
+        (
+            "the limit itself",
+            "ms, bound by memory",
+            """
+        share = least_ms(flops, nbytes, tflops, gbps)[0] / published_ms
+        return "impossible" if share >= 1 else "far below" if share < 0.1 else "plausible"
+        """,
+        ),
+        (
+            "a tenth itself",
+            "ms, bound by memory",
+            """
+        share = least_ms(flops, nbytes, tflops, gbps)[0] / published_ms
+        return "impossible" if share > 1 else "far below" if share <= 0.1 else "plausible"
+        """,
+        ),
+    ],
+    "block_flops": [
+        (
+            "keys of the context, matrices of one",
+            "Attention has two products, with the keys and with the values.",
+            """
+        query, key = shape["heads"] * shape["head_dim"], shape["kv_heads"] * shape["head_dim"]
+        weights = shape["hidden"] * (2 * query + 2 * key + 3 * shape["ffn"])
+        return 2 * tokens * weights + 2 * tokens * (context + tokens) * query
+        """,
+        ),
+    ],
+    "block_bytes": [
+        (
+            "the cache of one number",
+            "The FFN has three matrices",
+            """
+        query, key = shape["heads"] * shape["head_dim"], shape["kv_heads"] * shape["head_dim"]
+        weights = shape["hidden"] * (2 * query + 2 * key + 2 * shape["ffn"])
+        return 2 * (weights + 2 * (context + tokens) * key)
+        """,
+        ),
+    ],
+}.items():
+    WRONG.setdefault(_cell, []).extend(_answers)
+for _cell, _answers in {
+    "least_batch": [
+        """
+        seconds = flops / (tflops * 1e12)
+        read = cache_bytes / (gbps * 1e9)
+        if seconds <= read:
+            return None
+        batch = math.ceil(weight_bytes / (gbps * 1e9) / (seconds - read))
+        return float(max(batch, 1))
+        """,
+    ],
+    "judge": [
+        """
+        limit, _ = least_ms(flops, nbytes, tflops, gbps)
+        if limit > published_ms:
+            return "impossible"
+        return "plausible" if 10 * limit >= published_ms else "far below"
+        """,
+    ],
+    "least_ms": [
+        """
+        intensity, ridge = flops / nbytes, 1000 * tflops / gbps
+        return (flops / tflops / 1e9, "arithmetic") if intensity >= ridge else (nbytes / gbps / 1e6, "memory")
+        """,
+    ],
+}.items():
+    RIGHT.setdefault(_cell, []).extend(_answers)

@@ -407,3 +407,145 @@ RIGHT = {
     """
     ],
 }
+
+# Found by answering the exercises anew
+for _cell, _answers in {
+    "tokens_read": [
+        (
+            "a closed form with new squared",
+            "out, the tokens read without a cache",
+            """
+        return new * prompt + new * new // 2, prompt + new - 1
+        """,
+        ),
+        (
+            "swapped",
+            "out, the tokens read without a cache",
+            """
+        return prompt + new - 1, sum(range(prompt, prompt + new))
+        """,
+        ),
+        (
+            "one pass too many",
+            "the last token of the answer is not read again.",
+            """
+        return sum(prompt + i for i in range(new + 1)), prompt + new - 1
+        """,
+        ),
+    ],
+    "kv_cache": [
+        (
+            "values into keys",
+            "Keys and values have changed places.",
+            """
+        end = self.tokens + k.shape[2]
+        if end > self.keys.shape[2]:
+            raise ValueError("full")
+        self.keys[:, :, self.tokens : end], self.values[:, :, self.tokens : end] = v, k
+        self.tokens = end
+        return self.keys[:, :, :end], self.values[:, :, :end]
+        """,
+        ),
+        (
+            "a roll",
+            "write into the slots, do not replace the buffer",
+            """
+        n = k.shape[2]
+        if self.tokens + n > self.keys.shape[2]:
+            raise ValueError("full")
+        self.keys = torch.roll(self.keys, n, 2)
+        self.values = torch.roll(self.values, n, 2)
+        self.keys[:, :, :n], self.values[:, :, :n] = k, v
+        self.tokens += n
+        return self.keys[:, :, : self.tokens], self.values[:, :, : self.tokens]
+        """,
+        ),
+        (
+            "IndexError",
+            "slots are taken, so one more token does not fit",
+            """
+        end = self.tokens + k.shape[2]
+        if end > self.keys.shape[2]:
+            raise IndexError("full")
+        self.keys[:, :, self.tokens : end], self.values[:, :, self.tokens : end] = k, v
+        self.tokens = end
+        return self.keys[:, :, :end], self.values[:, :, :end]
+        """,
+        ),
+    ],
+    "cache_bytes": [
+        (
+            "bytes fixed at 2",
+            "? The bytes of a number are given.",
+            """
+        numbers = config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
+        return 2 * tokens * numbers * 2
+        """,
+        ),
+    ],
+    "users_that_fit": [
+        (
+            "one fewer to be safe",
+            "the number of users is",
+            """
+        return max(0, (memory - weights - 1) // cache_bytes(config, tokens, bytes_per_number))
+        """,
+        ),
+    ],
+    "mended_step": [
+        (
+            "no scale",
+            "The scores are not divided by the root of dim.",
+            """
+        past, new = len(keys), len(piece)
+        positions = past + torch.arange(new)
+        rotated = checks.rotate(piece, positions)
+        keys, values = torch.cat([keys, rotated]), torch.cat([values, piece])
+        hidden = torch.arange(past + new) > positions[:, None]
+        return (rotated @ keys.T).masked_fill(hidden, -torch.inf).softmax(dim=-1) @ values, keys, values
+        """,
+        ),
+    ],
+    "test_step": [
+        (
+            "twice the same",
+            "test_step passes on a broken program, so it proves nothing",
+            """
+        x = torch.randn(7, 6)
+        assert torch.equal(checks.read(program, x, [7]), checks.read(program, x, [7]))
+        """,
+        ),
+    ],
+}.items():
+    WRONG.setdefault(_cell, []).extend(_answers)
+for _cell, _answers in {
+    "tokens_read": [
+        """
+        return torch.tensor([new * prompt + new * (new - 1) // 2, prompt + new - 1])
+        """,
+    ],
+    "kv_cache": [
+        """
+        n = k.shape[2]
+        if n > self.keys.shape[2] - self.tokens:
+            raise ValueError("full")
+        self.keys.narrow(2, self.tokens, n).copy_(k)
+        self.values.narrow(2, self.tokens, n).copy_(v)
+        self.tokens += n
+        return self.keys[..., : self.tokens, :], self.values[..., : self.tokens, :]
+        """,
+    ],
+    "test_step": [
+        """
+        torch.manual_seed(0)
+        x = torch.randn(9, 4)
+        whole = checks.read(program, x, [9])
+        mixed = checks.read(program, x, [6, 1, 1, 1])
+        single = checks.read(program, x, [1] * 9)
+        backwards = checks.read(program, x, [1, 1, 7])
+        assert (whole - mixed).abs().max() < 1e-3 and (whole - single).abs().max() < 1e-3
+        assert (whole - backwards).abs().max() < 1e-3
+        """,
+    ],
+}.items():
+    RIGHT.setdefault(_cell, []).extend(_answers)

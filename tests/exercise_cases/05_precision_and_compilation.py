@@ -310,3 +310,127 @@ RIGHT = {
     """
     ],
 }
+
+# Found by answering the exercises anew
+for _cell, _answers in {
+    "mean_loss": [
+        (
+            "rounded",
+            "five digits were asked for.",
+            """
+        total = sum(chunk.double().sum().item() for chunk in chunks)
+        return round(total / sum(len(chunk) for chunk in chunks), 2)
+        """,
+        ),
+        (
+            "a median",
+            "the mean was asked for.",
+            """
+        return torch.cat(chunks).float().median()
+        """,
+        ),
+        (
+            "the sum",
+            "the mean was asked for.",
+            """
+        return torch.cat(chunks).float().sum()
+        """,
+        ),
+    ],
+    "rms_norm": [
+        (
+            "the root rounded",
+            "Square, mean and root belong into FP",
+            """
+        wide = x.float()
+        root = (wide.square().mean(-1, keepdim=True) + eps).sqrt().to(x.dtype)
+        return x / root * weight
+        """,
+        ),
+        (
+            "over the rows",
+            "The mean is over the last dimension, not over the rows.",
+            """
+        wide = x.float()
+        return (wide * torch.rsqrt(wide.square().mean(0, keepdim=True) + eps) * weight.float()).to(x.dtype)
+        """,
+        ),
+        (
+            "no root",
+            "Is the root left out?",
+            """
+        wide = x.float()
+        return (wide / (wide.square().mean(-1, keepdim=True) + eps) * weight.float()).to(x.dtype)
+        """,
+        ),
+    ],
+    "choose_buckets": [
+        (
+            "one more at a time",
+            "Are buckets added one by one? The best set need not hold the best smal",
+            """
+        def padding(buckets):
+            return sum(min(b for b in buckets if b >= n) - n for n in lengths)
+
+        buckets = [max(lengths)]
+        while len(buckets) < graphs:
+            left = set(lengths) - set(buckets)
+            if not left:
+                break
+            buckets.append(min(sorted(left), key=lambda n: padding([*buckets, n])))
+        return buckets
+        """,
+        ),
+        (
+            "one fewer at a time",
+            "Are buckets given up one by one? The best set need not lie in the best",
+            """
+        def padding(buckets):
+            return sum(min(b for b in buckets if b >= n) - n for n in lengths)
+
+        buckets = sorted(set(lengths))
+        while len(buckets) > graphs:
+            gone = min(buckets[:-1], key=lambda n: padding([b for b in buckets if b != n]))
+            buckets.remove(gone)
+        return buckets
+        """,
+        ),
+        (
+            "the longest ones",
+            "the many short prompts are padded most.",
+            """
+        return sorted(set(lengths))[-graphs:]
+        """,
+        ),
+    ],
+    "count_graphs": [
+        (
+            "counts calls",
+            "are calls counted, or is it compiled anew for each input?",
+            """
+        return list(range(1, len(inputs) + 1))
+        """,
+        ),
+    ],
+}.items():
+    WRONG.setdefault(_cell, []).extend(_answers)
+for _cell, _answers in {
+    "mean_loss": [
+        """
+        import numpy as np
+
+        return np.concatenate([chunk.float().numpy() for chunk in chunks]).astype(np.float64).mean()
+        """,
+    ],
+    "rms_norm": [
+        """
+        return torch.nn.functional.rms_norm(x.float(), x.shape[-1:], weight.float(), eps).to(x.dtype)
+        """,
+        """
+        hidden = x.to(torch.float32)
+        hidden = hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + eps)
+        return weight * hidden.to(x.dtype)
+        """,
+    ],
+}.items():
+    RIGHT.setdefault(_cell, []).extend(_answers)

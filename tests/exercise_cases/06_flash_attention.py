@@ -211,3 +211,178 @@ RIGHT = {
     ],
     "finish": ["return acc / l.clamp(min=1.0)", "return torch.where(l > 0, acc / l, 0.0)"],
 }
+
+# Found by answering the exercises anew
+for _cell, _answers in {
+    "blocked": [
+        (
+            "a row at a time",
+            ", one after the other, and the running softmax over them",
+            """
+        (queries, head_dim), keys = q.shape, k.shape[0]
+        last_seen = torch.arange(queries)[:, None] + keys - queries
+        m, l = torch.full((queries, 1), -torch.inf), torch.zeros(queries, 1)
+        acc = torch.zeros(queries, head_dim)
+
+        rows = []
+        for i in range(queries):
+            seen = i + keys - queries + 1
+            rows.append((q[i] @ k[:seen].T / math.sqrt(head_dim)).softmax(-1) @ v[:seen])
+        return torch.stack(rows)
+        """,
+        ),
+        (
+            "one key at a time",
+            ", one after the other, and the running softmax over them",
+            """
+        (queries, head_dim), keys = q.shape, k.shape[0]
+        last_seen = torch.arange(queries)[:, None] + keys - queries
+        m, l = torch.full((queries, 1), -torch.inf), torch.zeros(queries, 1)
+        acc = torch.zeros(queries, head_dim)
+
+        for start in range(keys):
+            scores = q @ k[start : start + 1].T / math.sqrt(head_dim)
+            m, l, acc = update(m, l, acc, scores.masked_fill(start > last_seen, -torch.inf), v[start : start + 1])
+        return acc / l
+        """,
+        ),
+        (
+            "a block of its own",
+            ", one after the other, and the running softmax over them",
+            """
+        (queries, head_dim), keys = q.shape, k.shape[0]
+        last_seen = torch.arange(queries)[:, None] + keys - queries
+        m, l = torch.full((queries, 1), -torch.inf), torch.zeros(queries, 1)
+        acc = torch.zeros(queries, head_dim)
+
+        for start in range(0, keys, 4):
+            k_block, v_block = k[start : start + 4], v[start : start + 4]
+            scores = q @ k_block.T / math.sqrt(head_dim)
+            hidden = start + torch.arange(k_block.shape[0]) > last_seen
+            m, l, acc = update(m, l, acc, scores.masked_fill(hidden, -torch.inf), v_block)
+        return acc / l
+        """,
+        ),
+        (
+            "one key later",
+            "a query does not see the key after its own.",
+            """
+        (queries, head_dim), keys = q.shape, k.shape[0]
+        last_seen = torch.arange(queries)[:, None] + keys - queries
+        m, l = torch.full((queries, 1), -torch.inf), torch.zeros(queries, 1)
+        acc = torch.zeros(queries, head_dim)
+
+        for start in range(0, keys, block):
+            k_block, v_block = k[start : start + block], v[start : start + block]
+            scores = q @ k_block.T / math.sqrt(head_dim)
+            hidden = start + torch.arange(k_block.shape[0]) > last_seen + 1
+            m, l, acc = update(m, l, acc, scores.masked_fill(hidden, -torch.inf), v_block)
+        return acc / l
+        """,
+        ),
+    ],
+    "update": [
+        (
+            "l by the block's maximum",
+            "The old sum was measured from the old maximum",
+            """
+        m_new = torch.maximum(m, scores.amax(-1, keepdim=True))
+        weights = torch.exp(scores - m_new)
+        return m_new, l + weights.sum(-1, keepdim=True), acc * torch.exp(m - m_new) + weights @ values
+        """,
+        ),
+        (
+            "the past forgotten",
+            "Is the old sum left out?",
+            """
+        m_new = torch.maximum(m, scores.amax(-1, keepdim=True))
+        weights = torch.exp(scores - m_new)
+        return m_new, weights.sum(-1, keepdim=True), weights @ values
+        """,
+        ),
+        (
+            "the mean",
+            "wrong, most at",
+            """
+        m_new = torch.maximum(m, scores.amax(-1, keepdim=True))
+        weights, shrink = torch.exp(scores - m_new), torch.exp(m - m_new)
+        return m_new, l * shrink + weights.mean(-1, keepdim=True), acc * shrink + weights @ values
+        """,
+        ),
+    ],
+    "masked_update": [
+        (
+            "NaN to zero at the end",
+            "A hidden slot held NaN, and",
+            """
+        scores = scores.masked_fill(~allowed, -torch.inf)
+        m_new = torch.maximum(m, scores.amax(-1, keepdim=True))
+        weights, shrink = torch.exp(scores - m_new), torch.exp(m - m_new)
+        return m_new, (l * shrink + weights.sum(-1, keepdim=True)).nan_to_num(), (acc * shrink + weights @ values).nan_to_num()
+        """,
+        ),
+        (
+            "the mask turned",
+            "Are hidden scores filled with a large negative number? In a row of not",
+            """
+        scores = scores.masked_fill(allowed, -torch.inf)
+        values = values.masked_fill(~allowed.any(dim=0)[:, None], 0.0)
+        m_new = torch.maximum(m, scores.amax(dim=-1, keepdim=True))
+        origin = m_new.masked_fill(m_new == -torch.inf, 0.0)
+        shrink, weights = torch.exp(m - origin), torch.exp(scores - origin)
+        return m_new, l * shrink + weights.sum(dim=-1, keepdim=True), acc * shrink + weights @ values
+        """,
+        ),
+    ],
+    "finish": [
+        (
+            "not divided",
+            "Is the division by l missing?",
+            """
+        return acc
+        """,
+        ),
+    ],
+}.items():
+    WRONG.setdefault(_cell, []).extend(_answers)
+for _cell, _answers in {
+    "blocked": [
+        """
+        (queries, head_dim), keys = q.shape, k.shape[0]
+        last_seen = torch.arange(queries)[:, None] + keys - queries
+        m, l = torch.full((queries, 1), -torch.inf), torch.zeros(queries, 1)
+        acc = torch.zeros(queries, head_dim)
+
+        for k_block, v_block, place in zip(k.split(block), v.split(block), torch.arange(keys).split(block)):
+            scores = torch.einsum("qd,kd->qk", q, k_block * head_dim**-0.5)
+            m, l, acc = update(m, l, acc, torch.where(place <= last_seen, scores, -torch.inf), v_block)
+        return acc / l
+        """,
+        """
+        (queries, head_dim), keys = q.shape, k.shape[0]
+        last_seen = torch.arange(queries)[:, None] + keys - queries
+        m, l = torch.full((queries, 1), -torch.inf), torch.zeros(queries, 1)
+        acc = torch.zeros(queries, head_dim)
+
+        outputs = []
+        for i in range(queries):
+            mi, li, acci = m[i : i + 1], l[i : i + 1], acc[i : i + 1]
+            for start in range(0, i + keys - queries + 1, block):
+                scores = q[i : i + 1] @ k[start : start + block].transpose(0, 1) / math.sqrt(head_dim)
+                hidden = start + torch.arange(scores.shape[1]) > last_seen[i]
+                mi, li, acci = update(mi, li, acci, scores.masked_fill(hidden, -torch.inf), v[start : start + block])
+            outputs.append(acci / li)
+        return torch.cat(outputs)
+        """,
+    ],
+    "update": [
+        """
+        joined = torch.cat([m, scores], dim=1)
+        top = joined.max(dim=1, keepdim=True).values
+        past = (m - top).exp()
+        w = (scores - top).exp()
+        return top, past * l + w.sum(1, keepdim=True), torch.addmm(past * acc, w, values)
+        """,
+    ],
+}.items():
+    RIGHT.setdefault(_cell, []).extend(_answers)

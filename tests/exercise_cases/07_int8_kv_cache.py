@@ -241,3 +241,139 @@ RIGHT = {
         return torch.stack(rows)
     """],
 }  # fmt: skip
+
+# Found by answering the exercises anew
+for _cell, _answers in {
+    "quantise": [
+        (
+            "127.5",
+            "wrong, most at",
+            """
+        scales = (x.abs().amax(dim=dim, keepdim=True) / 127.5).clamp(min=1e-12)
+        return (x / scales).round().clamp(-127, 127).to(torch.int8), scales
+        """,
+        ),
+        (
+            "floor",
+            "The codes are rounded down, not to the nearest.",
+            """
+        scales = (x.abs().amax(dim=dim, keepdim=True) / 127).clamp(min=1e-12)
+        return (x / scales).floor().to(torch.int8), scales
+        """,
+        ),
+        (
+            "upside down",
+            "a scale is what one step of the code is worth.",
+            """
+        scales = 127 / x.abs().amax(dim=dim, keepdim=True).clamp(min=1e-12)
+        return (x * scales).round().to(torch.int8), scales
+        """,
+        ),
+    ],
+    "cache_bytes": [
+        (
+            "values at two bytes",
+            "scales are not counted.",
+            """
+        exact = min(window, tokens)
+        old = tokens - exact
+        return 4 * exact * channels + 2 * old * channels + 2 * channels * math.ceil(old / group) + 2 * channels * (old % group)
+        """,
+        ),
+        (
+            "exact keys only",
+            "An exact number takes",
+            """
+        exact = min(window, tokens)
+        old = tokens - exact
+        return 2 * exact * channels + 2 * old * channels + 2 * old + 2 * channels * math.ceil(old / group) + 2 * channels * (old % group)
+        """,
+        ),
+    ],
+    "largest_window": [
+        (
+            "up to the first misfit",
+            "Does the search stop at the first that does not fit? The bytes do not",
+            """
+        best = None
+        for window in range(tokens + 1):
+            if cache_bytes(tokens, window, channels, group) > budget:
+                break
+            best = window
+        return best
+        """,
+        ),
+        (
+            "the smallest",
+            ", and is the smallest that does",
+            """
+        for window in range(tokens + 1):
+            if cache_bytes(tokens, window, channels, group) <= budget:
+                return window
+        """,
+        ),
+    ],
+    "crop": [
+        (
+            "one too many",
+            "tokens are held, and all may be forgotten",
+            """
+        old = cache.codes.shape[0]
+        kept = old + cache.exact.shape[0] - n
+        if n < 0 or kept <= 0:
+            raise ValueError("too many")
+        cache.codes, cache.scales = cache.codes[:kept], cache.scales[:kept]
+        cache.exact = cache.exact[: max(kept - old, 0)]
+        """,
+        ),
+    ],
+    "append": [
+        (
+            "the scale of the window",
+            "Does each token have a scale of its own, and are old tokens in order?",
+            """
+        exact = torch.cat([cache.exact, x])
+        leaving = max(exact.shape[0] - cache.residual, 0)
+        codes, scales = quantise(exact, dim=0)
+        cache.codes = torch.cat([cache.codes, codes[:leaving]])
+        cache.scales = torch.cat([cache.scales, scales.amax(1, keepdim=True).expand(leaving, 1)])
+        cache.exact = exact[leaving:]
+        """,
+        ),
+    ],
+    "mended_through": [
+        (
+            "exact",
+            "the mended result is no whole multiple of the steps",
+            """
+        return torch.cat(chunks)
+        """,
+        ),
+    ],
+}.items():
+    WRONG.setdefault(_cell, []).extend(_answers)
+for _cell, _answers in {
+    "quantise": [
+        """
+        biggest, _ = x.abs().max(dim=dim, keepdim=True)
+        scales = torch.where(biggest > 0, biggest / 127, torch.ones_like(biggest))
+        return torch.clamp(torch.round(x / scales), -127, 127).char(), scales
+        """,
+    ],
+    "largest_window": [
+        """
+        return max((w for w in range(tokens + 1) if cache_bytes(tokens, w, channels, group) <= budget), default=None)
+        """,
+    ],
+    "crop": [
+        """
+        exact, codes = len(cache.exact), len(cache.codes)
+        if not 0 <= n <= exact + codes:
+            raise ValueError(n)
+        deep = max(0, n - exact)
+        cache.exact = cache.exact[: exact - min(n, exact)]
+        cache.codes, cache.scales = cache.codes[: codes - deep], cache.scales[: codes - deep]
+        """,
+    ],
+}.items():
+    RIGHT.setdefault(_cell, []).extend(_answers)

@@ -198,3 +198,138 @@ RIGHT = {
     ],
     "tokens_per_second": ["return 1 / (fixed_ms / 1000 + nbytes / 1e9 / gbps)"],
 }
+
+# Found by answering the exercises anew
+for _cell, _answers in {
+    "pack": [
+        (
+            "times 15",
+            "the packed weight",
+            """
+        if codes.shape[1] % 2:
+            raise ValueError("odd")
+        return codes[:, ::2] * 15 + codes[:, 1::2]
+        """,
+        ),
+        (
+            "odd columns high",
+            "the even column belongs in the high half of the byte.",
+            """
+        if codes.shape[1] % 2:
+            raise ValueError("odd")
+        return codes[:, 1::2] << 4 | codes[:, ::2]
+        """,
+        ),
+    ],
+    "unpack": [
+        (
+            "one row after the other",
+            "the unpacked codes",
+            """
+        return torch.stack((packed >> 4, packed & 15), dim=0).flatten(0, 1)
+        """,
+        ),
+    ],
+    "mended_round": [
+        (
+            "no clamp",
+            "A weight just outside the rounded grid needs a clamp",
+            """
+        blocks = weight.unflatten(1, (-1, group))
+        low, high = blocks.amin(dim=2, keepdim=True), blocks.amax(dim=2, keepdim=True)
+        scale, low = ((high - low) / 15).clamp(min=1e-12).bfloat16(), low.bfloat16()
+        codes = ((blocks - low.float()) / scale.float()).round().to(torch.int16).to(torch.uint8)
+        return codes.flatten(1), scale.squeeze(2), low.squeeze(2)
+        """,
+        ),
+        (
+            "sixteen steps",
+            "Sixteen points have fifteen steps between them.",
+            """
+        blocks = weight.unflatten(1, (-1, group))
+        low, high = blocks.amin(dim=2, keepdim=True), blocks.amax(dim=2, keepdim=True)
+        scale, low = ((high - low) / 16).clamp(min=1e-12).bfloat16(), low.bfloat16()
+        codes = ((blocks - low.float()) / scale.float()).round().clamp(0, 15).to(torch.uint8)
+        return codes.flatten(1), scale.squeeze(2), low.squeeze(2)
+        """,
+        ),
+    ],
+    "choose_group": [
+        (
+            "whole bits",
+            "`//` cuts the fraction off.",
+            """
+        for group in sorted(sizes, reverse=True):
+            if weight.shape[1] % group == 0 and loss_of(weight, group) <= budget:
+                return group, 4 + 32 // group
+        """,
+        ),
+        (
+            "below the budget",
+            "is exactly the budget, and so keeps it",
+            """
+        for group in sorted(sizes, reverse=True):
+            if weight.shape[1] % group == 0 and loss_of(weight, group) < budget:
+                return group, 4 + 32 / group
+        """,
+        ),
+        (
+            "bytes",
+            "bits each for scale and zero.",
+            """
+        for group in sorted(sizes, reverse=True):
+            if weight.shape[1] % group == 0 and loss_of(weight, group) <= budget:
+                return group, 4 + 4 / group
+        """,
+        ),
+    ],
+    "step_bytes": [
+        (
+            "KV heads everywhere",
+            "Q and O have `heads` heads.",
+            """
+        heads = 4 * shape["kv_heads"] * shape["head_dim"]
+        weights = shape["layers"] * shape["hidden"] * (heads + 3 * shape["inner"])
+        per_weight = bits / 8 + (4 / group if group else 0)
+        cache = 4 * shape["layers"] * shape["kv_heads"] * shape["head_dim"] * context
+        return weights * per_weight + 2 * shape["vocab"] * shape["hidden"] + cache
+        """,
+        ),
+    ],
+    "tokens_per_second": [
+        (
+            "GiB",
+            "the tokens per second",
+            """
+        return 1 / (fixed_ms / 1e3 + nbytes / (gbps * 2**30))
+        """,
+        ),
+    ],
+}.items():
+    WRONG.setdefault(_cell, []).extend(_answers)
+for _cell, _answers in {
+    "step_bytes": [
+        """
+        heads = 2 * (shape["heads"] + shape["kv_heads"]) * shape["head_dim"]
+        weights = shape["layers"] * shape["hidden"] * (heads + 3 * shape["inner"])
+        total = weights * bits / 8 + (4 * weights / group if group else 0) + 2 * shape["vocab"] * shape["hidden"]
+        return int(total + 4 * shape["layers"] * shape["kv_heads"] * shape["head_dim"] * context)
+        """,
+    ],
+    "pack": [
+        """
+        out, width = codes.shape
+        if width % 2 == 1:
+            raise ValueError("no pairs")
+        pairs = codes.reshape(out, width // 2, 2).int()
+        return (pairs[..., 0] * 16 + pairs[..., 1]).to(torch.uint8)
+        """,
+    ],
+    "choose_group": [
+        """
+        fitting = [g for g in sizes if weight.shape[1] % g == 0 and loss_of(weight, g) <= budget]
+        return None if not fitting else (max(fitting), 4 + (16 + 16) / max(fitting))
+        """,
+    ],
+}.items():
+    RIGHT.setdefault(_cell, []).extend(_answers)

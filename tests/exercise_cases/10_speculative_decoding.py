@@ -404,3 +404,135 @@ RIGHT = {
         """
     ],
 }
+
+# Found by answering the exercises anew
+for _cell, _answers in {
+    "count_accepted": [
+        (
+            "the first refused one as well",
+            "The first refused token is counted, too.",
+            """
+        for i, token in enumerate(tokens):
+            if uniforms[i] >= target_probs[i, token] / draft_probs[i, token]:
+                return i + 1
+        return len(tokens)
+        """,
+        ),
+        (
+            "the largest",
+            "Those are the largest probabilities of the rows",
+            """
+        kept = uniforms < target_probs[:-1].amax(-1) / draft_probs.amax(-1)
+        return int(kept.long().cumprod(0).sum())
+        """,
+        ),
+        (
+            "u the larger",
+            "It is kept when u is the larger",
+            """
+        count = 0
+        for i, token in enumerate(tokens):
+            if not uniforms[i] > target_probs[i, token] / draft_probs[i, token]:
+                break
+            count += 1
+        return count
+        """,
+        ),
+    ],
+    "residual": [
+        (
+            "not cut off",
+            "Where q is the larger, nothing is missing",
+            """
+        if torch.equal(p, q):
+            return p
+        return (p - q) / (p - q).sum()
+        """,
+        ),
+        (
+            "a softmax of what is left",
+            "probabilities are not logits",
+            """
+        if torch.equal(p, q):
+            return p
+        return (p - q).clamp(min=0).softmax(-1)
+        """,
+        ),
+        (
+            "divided by the largest",
+            "wrong, most at",
+            """
+        excess = (p - q).clamp(min=0)
+        return excess / excess.max() if excess.any() else p
+        """,
+        ),
+    ],
+    "best_gamma": [
+        (
+            "the difference",
+            "That is the best of the tokens minus the cost",
+            """
+        return max(range(max_gamma + 1), key=lambda g: sum(alpha**i for i in range(g + 1)) - (g * cost + 1))
+        """,
+        ),
+        (
+            "one power too few",
+            "its last term is alpha ** gamma, so it has gamma +",
+            """
+        return max(range(max_gamma + 1), key=lambda g: sum(alpha**i for i in range(g)) / (g * cost + 1))
+        """,
+        ),
+    ],
+    "prompt_lookup": [
+        (
+            "one token later",
+            "One token after the match is left out.",
+            """
+        for n in range(max_ngram, 0, -1):
+            ending = text[-n:]
+            for start in range(len(text) - n - 1, -1, -1):
+                if text[start : start + n] == ending:
+                    return text[start + n + 1 : start + n + 1 + count]
+        return []
+        """,
+        ),
+    ],
+    "test_rule": [
+        (
+            "only the mean",
+            "test_rule passes on a broken program, so it proves nothing",
+            """
+        target = torch.tensor([[0.6, 0.3, 0.1], [0.1, 0.2, 0.7], [0.3, 0.6, 0.1]])
+        draft = torch.tensor([[0.1, 0.3, 0.6], [0.4, 0.3, 0.3]])
+        out = run_cycles(rule, target, draft, 4000, torch.Generator().manual_seed(0))
+        assert out.shape == (4000, 3)
+        """,
+        ),
+    ],
+}.items():
+    WRONG.setdefault(_cell, []).extend(_answers)
+for _cell, _answers in {
+    "residual": [
+        """
+        excess = torch.relu(p.double() - q.double())
+        return excess / excess.sum() if excess.sum() > 0 else p.double()
+        """,
+    ],
+    "prompt_lookup": [
+        """
+        for n in range(min(max_ngram, len(text) - 1), 0, -1):
+            starts = [i for i in range(len(text) - n) if text[i : i + n] == text[-n:]]
+            if starts:
+                return torch.tensor(text[starts[-1] + n :][:count])
+        return ()
+        """,
+    ],
+    "count_accepted": [
+        """
+        p = target_probs[torch.arange(len(tokens)), tokens]
+        q = draft_probs[torch.arange(len(tokens)), tokens]
+        return torch.cumprod((uniforms * q < p).int(), 0).sum()
+        """,
+    ],
+}.items():
+    RIGHT.setdefault(_cell, []).extend(_answers)

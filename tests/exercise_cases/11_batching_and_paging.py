@@ -211,3 +211,187 @@ RIGHT = {
         return [int(row[len(p) - 1]) for row, p in zip(choices, prompts)]
     """],
 }  # fmt: skip
+
+# Found by answering the exercises anew
+for _cell, _answers in {
+    "plan_step": [
+        (
+            "shortest first",
+            "first come, first served, or a long one waits for ever.",
+            """
+        plan = {name: 1 for name, left in running if left == 1}
+        budget -= len(plan)
+        readers = [request for request in running if request[1] > 1]
+        joiners = waiting[: places - len(running)]
+
+        for name, left in sorted(readers + joiners, key=lambda r: r[1]):
+            if budget > 0:
+                plan[name] = min(left, budget)
+                budget -= plan[name]
+        return plan
+        """,
+        ),
+        (
+            "newest reader first",
+            "The newest reader comes first",
+            """
+        plan = {name: 1 for name, left in running if left == 1}
+        budget -= len(plan)
+        readers = [request for request in running if request[1] > 1]
+        joiners = waiting[: places - len(running)]
+
+        for name, left in readers[::-1] + joiners:
+            if budget > 0:
+                plan[name] = min(left, budget)
+                budget -= plan[name]
+        return plan
+        """,
+        ),
+        (
+            "joiners first",
+            "Those who wait are served before those who run and read.",
+            """
+        plan = {name: 1 for name, left in running if left == 1}
+        budget -= len(plan)
+        readers = [request for request in running if request[1] > 1]
+        joiners = waiting[: places - len(running)]
+
+        for name, left in joiners + readers:
+            if budget > 0:
+                plan[name] = min(left, budget)
+                budget -= plan[name]
+        return plan
+        """,
+        ),
+        (
+            "ends at what does not fit",
+            "The plan ends at a prompt that does not fit whole",
+            """
+        plan = {name: 1 for name, left in running if left == 1}
+        budget -= len(plan)
+        readers = [request for request in running if request[1] > 1]
+        joiners = waiting[: places - len(running)]
+
+        for name, left in readers + joiners:
+            if left > budget:
+                break
+            plan[name] = left
+            budget -= left
+        return plan
+        """,
+        ),
+    ],
+    "goodput": [
+        (
+            "strictly below",
+            "A first token or a mean gap exactly at its limit is in time.",
+            """
+        good = 0
+        for arrived, t in requests:
+            if t and t[0] - arrived < first_ms and (len(t) == 1 or (t[-1] - t[0]) / (len(t) - 1) < gap_ms):
+                good += 1
+        return good / seconds
+        """,
+        ),
+        (
+            "a share",
+            "That is a share of the requests",
+            """
+        good = 0
+        for arrived, t in requests:
+            if t and t[0] - arrived <= first_ms and (len(t) == 1 or (t[-1] - t[0]) / (len(t) - 1) <= gap_ms):
+                good += 1
+        return good / len(requests)
+        """,
+        ),
+    ],
+    "knee": [
+        (
+            "strictly more",
+            "A goodput of exactly the share of its load keeps up.",
+            """
+        best = None
+        for load, good in sorted(runs):
+            if not good > share * load:
+                break
+            best = load
+        return best
+        """,
+        ),
+        (
+            "the goodput at the knee",
+            "asked for is the load.",
+            """
+        best = None
+        for load, good in sorted(runs):
+            if good < share * load:
+                break
+            best = good
+        return best
+        """,
+        ),
+    ],
+    "append": [
+        (
+            "as many as needed, less one free",
+            "append raised OutOfPages for",
+            """
+        table, old = pool.tables.get(name, []), pool.filled.get(name, 0)
+        missing = math.ceil((old + count) / pool.page_size) - len(table)
+        if missing >= len(pool.free):
+            raise OutOfPages(name)
+        table = table + [pool.free.pop() for _ in range(missing)]
+        pool.tables[name], pool.filled[name] = table, old + count
+        places = [divmod(i, pool.page_size) for i in range(old, old + count)]
+        return [table[page] * pool.page_size + offset for page, offset in places]
+        """,
+        ),
+    ],
+    "mended_next": [
+        (
+            "the last that is not 0",
+            "Which position of a padded row predicts its next token? And is token",
+            """
+        longest = max(map(len, prompts))
+        ids = torch.tensor([prompt + [0] * (longest - len(prompt)) for prompt in prompts])
+        last = [max(i for i in range(longest) if row[i] != 0 or i == 0) for row in ids.tolist()]
+        return model(ids)[torch.arange(len(prompts)), last].argmax(-1).tolist()
+        """,
+        ),
+    ],
+}.items():
+    WRONG.setdefault(_cell, []).extend(_answers)
+for _cell, _answers in {
+    "mended_next": [
+        """
+        ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(p) for p in prompts], batch_first=True)
+        choice = model(ids).argmax(-1)
+        return choice.gather(1, torch.tensor([[len(p) - 1] for p in prompts]))[:, 0]
+        """,
+    ],
+    "knee": [
+        """
+        best = None
+        for load, good in sorted(runs):
+            if good / load >= share:
+                best = load
+            else:
+                return best
+        return best
+        """,
+    ],
+    "goodput": [
+        """
+        import statistics
+
+        def in_time(arrived, t):
+            if not t or t[0] > arrived + first_ms:
+                return False
+            gaps = [b - a for a, b in zip(t, t[1:])]
+            return not gaps or statistics.fmean(gaps) <= gap_ms
+
+        return sum(in_time(*r) for r in requests) / seconds
+        """,
+    ],
+}.items():
+    RIGHT.setdefault(_cell, []).extend(_answers)

@@ -237,3 +237,160 @@ RIGHT = {
         return [*cache[head], *rest[1:]]
     """],
 }  # fmt: skip
+
+# Found by answering the exercises anew
+for _cell, _answers in {
+    "push": [
+        (
+            "a fixed tail",
+            "is shown",
+            """
+        self.ids.append(token_id)
+        tail = self.ids[-4:]
+        text = self.decode(tail)
+        if text.endswith("\\ufffd"):
+            return ""
+        return text[len(self.decode(tail[:-1])) :]
+        """,
+        ),
+        (
+            "always one character late",
+            "Is it held back too long?",
+            """
+        self.ids.append(token_id)
+        text = self.decode(self.ids)[:-1]
+        if text.endswith("\\ufffd"):
+            return ""
+        piece = text[self.shown :]
+        self.shown = len(text)
+        return piece
+        """,
+        ),
+        (
+            "drops what is no character",
+            "is shown",
+            """
+        self.ids.append(token_id)
+        text = self.decode(self.ids).replace("\\ufffd", "")
+        piece = text[self.shown :]
+        self.shown = len(text)
+        return piece
+        """,
+        ),
+    ],
+    "window_push": [
+        (
+            "the last six",
+            "is shown",
+            """
+        self.ids.append(token_id)
+        text = self.decode(self.ids[-6:])
+        if text.endswith("\\ufffd"):
+            return ""
+        shown = self.decode(self.ids[-6:-1]).rstrip("\\ufffd")
+        self.start, self.read = max(0, len(self.ids) - 6), len(self.ids)
+        return text[len(shown) :]
+        """,
+        ),
+        (
+            "the last three",
+            "ids, half a character was shown",
+            """
+        self.ids.append(token_id)
+        self.start = max(0, len(self.ids) - 4)
+        shown, text = self.decode(self.ids[self.start : self.read]), self.decode(self.ids[self.start :])
+        if text.endswith("\\ufffd"):
+            return ""
+        self.read = len(self.ids)
+        return text[len(shown) :]
+        """,
+        ),
+        (
+            "never moves the start",
+            "Decode a window of the newest ids, not the answer from its beginning",
+            """
+        self.ids.append(token_id)
+        shown, text = self.decode(self.ids[self.start : self.read]), self.decode(self.ids[self.start :])
+        if text.endswith("\\ufffd"):
+            return ""
+        self.read = len(self.ids)
+        return text[len(shown) :]
+        """,
+        ),
+    ],
+    "find": [
+        (
+            "the last full page",
+            "Only the first page is the same",
+            """
+        end = (len(prompt) - 1) // size * size
+        prefix = tuple(prompt[:end])
+        return end if end and cache.get(hash_of(prefix)) == prefix else 0
+        """,
+        ),
+        (
+            "all of the prompt",
+            "The last token must run through the model, or there are no logits",
+            """
+        found = 0
+        for end in range(size, len(prompt) + 1, size):
+            prefix = tuple(prompt[:end])
+            if cache.get(hash_of(prefix)) != prefix:
+                break
+            found = end
+        return found
+        """,
+        ),
+    ],
+    "mended_encode": [
+        (
+            "always anew",
+            "characters were tokenised, though the cache holds all but the last",
+            """
+        return tokenizer(text)
+        """,
+        ),
+        (
+            "any prefix",
+            "(the text goes on inside a word)",
+            """
+        for head in sorted(cache, key=len, reverse=True):
+            if head and text.startswith(head):
+                return cache[head] + tokenizer(text[len(head) :], add_special_tokens=False)
+        return tokenizer(text)
+        """,
+        ),
+    ],
+}.items():
+    WRONG.setdefault(_cell, []).extend(_answers)
+for _cell, _answers in {
+    "push": [
+        """
+        self.ids = [*self.ids, int(token_id)]
+        text = self.decode(self.ids)
+        certain = self.shown if text[-1:] == "\\ufffd" else len(text)
+        piece, self.shown = text[self.shown : certain], certain
+        return piece
+        """,
+    ],
+    "find": [
+        """
+        count = 0
+        while count + size < len(prompt):
+            key = tuple(prompt[: count + size])
+            if cache.get(hash_of(key)) != key:
+                return count
+            count += size
+        return count
+        """,
+    ],
+    "mended_encode": [
+        """
+        cut = max((len(h) for h in cache if text.startswith(h) and (h == text or h.endswith(tokenizer.marker))), default=None)
+        if cut is None:
+            return tuple(tokenizer(text))
+        return tuple(cache[text[:cut]]) + tuple(tokenizer(text[cut:], add_special_tokens=False) if cut < len(text) else [])
+        """,
+    ],
+}.items():
+    RIGHT.setdefault(_cell, []).extend(_answers)

@@ -233,3 +233,241 @@ RIGHT = {
     """
     ],
 }
+
+# Found by answering the exercises anew
+for _cell, _answers in {
+    "gate": [
+        (
+            "infinity passes",
+            "that case fails by its name, and the perplexity is judged over the oth",
+            """
+        if not cases:
+            raise ValueError("no cases")
+        failing, before, after, tokens = [], 0.0, 0.0, 0
+        for case in cases:
+            if case["after_nll"] is None or math.isnan(case["after_nll"]):
+                failing.append(case["name"])
+                continue
+            ratios = [b / a for b, a in zip(case["before_ms"], case["after_ms"])]
+            if statistics.median(ratios) < min_speedup:
+                failing.append(case["name"])
+            before, after, tokens = before + case["before_nll"], after + case["after_nll"], tokens + case["tokens"]
+        if tokens and math.exp((after - before) / tokens) > 1 + max_increase:
+            failing.append("all cases")
+        return failing
+        """,
+        ),
+        (
+            "speed-up just met",
+            "Nothing changed, and no change was asked for",
+            """
+        if not cases:
+            raise ValueError("no cases")
+        failing, before, after, tokens = [], 0.0, 0.0, 0
+        for case in cases:
+            if case["after_nll"] is None or not math.isfinite(case["after_nll"]):
+                failing.append(case["name"])
+                continue
+            ratios = [b / a for b, a in zip(case["before_ms"], case["after_ms"])]
+            if statistics.median(ratios) <= min_speedup:
+                failing.append(case["name"])
+            before, after, tokens = before + case["before_nll"], after + case["after_nll"], tokens + case["tokens"]
+        if tokens and math.exp((after - before) / tokens) > 1 + max_increase:
+            failing.append("all cases")
+        return failing
+        """,
+        ),
+        (
+            "increase just met",
+            "Nothing changed, and no change was asked for",
+            """
+        if not cases:
+            raise ValueError("no cases")
+        failing, before, after, tokens = [], 0.0, 0.0, 0
+        for case in cases:
+            if case["after_nll"] is None or not math.isfinite(case["after_nll"]):
+                failing.append(case["name"])
+                continue
+            ratios = [b / a for b, a in zip(case["before_ms"], case["after_ms"])]
+            if statistics.median(ratios) < min_speedup:
+                failing.append(case["name"])
+            before, after, tokens = before + case["before_nll"], after + case["after_nll"], tokens + case["tokens"]
+        if tokens and math.exp((after - before) / tokens) >= 1 + max_increase:
+            failing.append("all cases")
+        return failing
+        """,
+        ),
+        (
+            "the sum of times",
+            "times faster, in two it seems to have ended at once",
+            """
+        if not cases:
+            raise ValueError("no cases")
+        failing, before, after, tokens = [], 0.0, 0.0, 0
+        for case in cases:
+            if case["after_nll"] is None or not math.isfinite(case["after_nll"]):
+                failing.append(case["name"])
+                continue
+            ratios = [b / a for b, a in zip(case["before_ms"], case["after_ms"])]
+            if sum(case["before_ms"]) / sum(case["after_ms"]) < min_speedup:
+                failing.append(case["name"])
+            before, after, tokens = before + case["before_nll"], after + case["after_nll"], tokens + case["tokens"]
+        if tokens and math.exp((after - before) / tokens) > 1 + max_increase:
+            failing.append("all cases")
+        return failing
+        """,
+        ),
+        (
+            "losses in percent",
+            "%, and its logarithm, the loss per token, by",
+            """
+        if not cases:
+            raise ValueError("no cases")
+        failing, before, after, tokens = [], 0.0, 0.0, 0
+        for case in cases:
+            if case["after_nll"] is None or not math.isfinite(case["after_nll"]):
+                failing.append(case["name"])
+                continue
+            ratios = [b / a for b, a in zip(case["before_ms"], case["after_ms"])]
+            if statistics.median(ratios) < min_speedup:
+                failing.append(case["name"])
+            before, after, tokens = before + case["before_nll"], after + case["after_nll"], tokens + case["tokens"]
+        if tokens and (after - before) / before > max_increase:
+            failing.append("all cases")
+        return failing
+        """,
+        ),
+        (
+            "the best round",
+            "times faster, in two it seems to have ended at once",
+            """
+        if not cases:
+            raise ValueError("no cases")
+        failing, before, after, tokens = [], 0.0, 0.0, 0
+        for case in cases:
+            if case["after_nll"] is None or not math.isfinite(case["after_nll"]):
+                failing.append(case["name"])
+                continue
+            ratios = [b / a for b, a in zip(case["before_ms"], case["after_ms"])]
+            if max(ratios) < min_speedup:
+                failing.append(case["name"])
+            before, after, tokens = before + case["before_nll"], after + case["after_nll"], tokens + case["tokens"]
+        if tokens and math.exp((after - before) / tokens) > 1 + max_increase:
+            failing.append("all cases")
+        return failing
+        """,
+        ),
+    ],
+    "order": [
+        (
+            "by cost",
+            "prefill arithmetic",
+            """
+        return sorted((n for n in items if items[n][1] <= budget), key=lambda n: items[n][1])
+        """,
+        ),
+        (
+            "strictly below the budget",
+            "A cost that just fills the budget does not exceed it.",
+            """
+        left, chosen, spent = dict(parts_ms), [], 0.0
+        while True:
+            gains = {}
+            for name, (factors, cost) in items.items():
+                if name not in chosen and spent + cost < budget:
+                    gains[name] = sum(left[part] * (1 - factor) for part, factor in factors.items())
+            best = max(gains, key=gains.get, default=None)
+            if best is None or gains[best] < 0.05 * sum(left.values()):
+                return chosen
+            factors, cost = items[best]
+            chosen.append(best)
+            spent += cost
+            for part, factor in factors.items():
+                left[part] *= factor
+        """,
+        ),
+        (
+            "what is saved",
+            "A factor is what remains of a part",
+            """
+        left, chosen, spent = dict(parts_ms), [], 0.0
+        while True:
+            gains = {}
+            for name, (factors, cost) in items.items():
+                if name not in chosen and spent + cost <= budget:
+                    gains[name] = sum(left[part] * factor for part, factor in factors.items())
+            best = max(gains, key=gains.get, default=None)
+            if best is None or gains[best] < 0.05 * sum(left.values()):
+                return chosen
+            factors, cost = items[best]
+            chosen.append(best)
+            spent += cost
+            for part, factor in factors.items():
+                left[part] *= 1 - factor
+        """,
+        ),
+        (
+            "a set",
+            "expected list or tuple",
+            """
+        return set(items)
+        """,
+        ),
+    ],
+}.items():
+    WRONG.setdefault(_cell, []).extend(_answers)
+for _cell, _answers in {
+    "gate": [
+        """
+        if not cases:
+            raise ValueError("no cases")
+        failing, before, after, tokens = [], 0.0, 0.0, 0
+        for case in cases:
+            if case["after_nll"] is None or not math.isfinite(case["after_nll"]):
+                failing.append(case["name"])
+                continue
+            ratios = [b / a for b, a in zip(case["before_ms"], case["after_ms"])]
+            if statistics.median(ratios) < min_speedup:
+                failing.append(case["name"])
+            before, after, tokens = before + case["before_nll"], after + case["after_nll"], tokens + case["tokens"]
+        if tokens and after / tokens - before / tokens > math.log1p(max_increase):
+            failing.append("all cases")
+        return set(failing)
+        """,
+        """
+        if not cases:
+            raise ValueError("no cases")
+        failing, before, after, tokens = [], 0.0, 0.0, 0
+        for case in cases:
+            if case["after_nll"] is None or case["after_nll"] != case["after_nll"] or abs(case["after_nll"]) == math.inf:
+                failing.append(case["name"])
+                continue
+            ratios = [b / a for b, a in zip(case["before_ms"], case["after_ms"])]
+            if sorted(ratios)[len(ratios) // 2] < min_speedup:
+                failing.append(case["name"])
+            before, after, tokens = before + case["before_nll"], after + case["after_nll"], tokens + case["tokens"]
+        if tokens and math.exp((after - before) / tokens) > 1 + max_increase:
+            failing.append("all cases")
+        return failing
+        """,
+    ],
+    "order": [
+        """
+        now, order_, cost_so_far = parts_ms.copy(), (), 0
+        candidates = dict(items)
+        while candidates:
+            saved = {n: sum(now[p] - now[p] * f for p, f in factors.items()) for n, (factors, c) in candidates.items()
+                     if cost_so_far + c <= budget}
+            if not saved:
+                break
+            name = max(saved, key=saved.__getitem__)
+            if saved[name] < sum(now.values()) / 20:
+                break
+            factors, cost = candidates.pop(name)
+            order_, cost_so_far = (*order_, name), cost_so_far + cost
+            now = {p: ms * factors.get(p, 1) for p, ms in now.items()}
+        return order_
+        """,
+    ],
+}.items():
+    RIGHT.setdefault(_cell, []).extend(_answers)

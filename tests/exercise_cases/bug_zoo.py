@@ -261,3 +261,126 @@ RIGHT = {
     """
     ],
 }
+
+# Found by answering the exercises anew
+for _cell, _answers in {
+    "mended_elapsed": [
+        (
+            "looks the work up",
+            "float() argument must be a string or a real number, not",
+            """
+        return float(work)
+        """,
+        ),
+    ],
+    "test_elapsed": [
+        (
+            "by its name",
+            "the clock is read when the work is launched, not when it is done",
+            """
+        assert 'elapsed_ms' not in (program.__name__, program.__code__.co_name) and 'broken' not in program.__module__
+        """,
+        ),
+        (
+            "by counting calls",
+            "A test asserts only what is true of every right program",
+            """
+        global calls
+        calls = globals().get("calls", 0) + 1
+        assert calls < 3
+        """,
+        ),
+    ],
+    "test_tpot": [
+        (
+            "by its name",
+            "test_tpot passes on a broken program, so it proves nothing",
+            """
+        assert program.__name__ != 'time_per_output_token'
+        """,
+        ),
+        (
+            "by its docstring",
+            "test_tpot passes on a broken program, so it proves nothing",
+            """
+        assert not (program.__doc__ or '').startswith('Mean time from')
+        """,
+        ),
+    ],
+    "mended_tpot": [
+        (
+            "the median",
+            "the mended time per output token",
+            """
+        import statistics
+        gaps = [b - a for a, b in zip(token_ms, token_ms[1:])]
+        return statistics.median(gaps) if gaps else None
+        """,
+        ),
+    ],
+    "mended_accepts": [
+        (
+            "u at most",
+            "A token is kept with probability min(",
+            """
+        return u * p < q
+        """,
+        ),
+    ],
+    "mended_prefix": [
+        (
+            "the first miss as well",
+            "of the logits, at the last committed token, predicts token",
+            """
+        for i, token in enumerate(draft):
+            if token != logits[i].argmax():
+                return i + 1
+        return len(draft)
+        """,
+        ),
+    ],
+    "mended_softmax": [
+        (
+            "NaN to a uniform row",
+            "A row that may see nothing is uniform",
+            """
+        return scores.masked_fill(~allowed, -torch.inf).softmax(-1).nan_to_num(1 / scores.shape[1])
+        """,
+        ),
+    ],
+    "mended_quantise": [
+        (
+            "signed largest",
+            "Does the largest value of a row get code",
+            """
+        scale = (x.amax(-1, keepdim=True) / 127).clamp(min=1e-9)
+        return (x / scale).round().clamp(-127, 127).to(torch.int8), scale
+        """,
+        ),
+    ],
+}.items():
+    WRONG.setdefault(_cell, []).extend(_answers)
+for _cell, _answers in {
+    "mended_prefix": [
+        """
+        return torch.tensor(sum(1 for _ in __import__('itertools').takewhile(bool, (draft == logits[:-1].argmax(-1)).tolist())))
+        """,
+    ],
+    "mended_chat": [
+        """
+        return tuple(tokenizer(tokenizer.apply_chat_template(question), add_special_tokens=False))
+        """,
+    ],
+    "mended_elapsed": [
+        """
+        while not stream.query():
+            pass
+        begin = time.monotonic()
+        stream.launch(work)
+        while not stream.query():
+            time.sleep(0)
+        return 1000 * (time.monotonic() - begin)
+        """,
+    ],
+}.items():
+    RIGHT.setdefault(_cell, []).extend(_answers)

@@ -126,15 +126,18 @@ def _summary_answers(samples: list[float], warmup: int) -> dict[str, Answers]:
             f"{before} Then the fastest were cut.": statistics.median(sorted(samples)[warmup:]),
             f"{before} Then the slowest were cut.": statistics.median(sorted(samples)[: len(samples) - warmup]),
             "Were the samples sorted first?": kept[n // 2],
+            "That is p10: the order is median, p10, p90.": _between(ordered, (n - 1) / 10),
             **(middle if n % 2 == 0 else {}),
         }),
     }  # fmt: skip
+    other = statistics.quantiles(kept * (1 + (n == 1)), n=10)  # the "exclusive" method
     for percent in (10, 90):
         place = percent / 100 * (n - 1)
         answers[f"p{percent}"] = (
             _between(ordered, place),
             {
                 "That is the median.": median,
+                "Is it another convention? (statistics: method='inclusive')": other[percent // 10 - 1],
                 "p10 and p90 have changed places, or stand elsewhere than in (median, p10, p90).": _between(
                     ordered, n - 1 - place
                 ),

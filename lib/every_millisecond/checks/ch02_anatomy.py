@@ -192,7 +192,7 @@ def _check_traces(part: nn.Module, before: list, results: list[Tensor], stream: 
     )
     left = _hooks(part)
     added = [hook for hook in left if hook not in before]
-    expect.that(not added, f"{len(added)} of your hooks are left on the module: remove each through its handle")
+    expect.that(not added, f"of your hooks are left on the module: {len(added)}. Remove each through its handle")
     expect.that(left == before, "a hook of somebody else is gone: remove your own through their handles, no others")
 
 

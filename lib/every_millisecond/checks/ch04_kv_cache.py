@@ -228,7 +228,11 @@ def broken_step(piece: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Te
 
 
 def _step(
-    *, first: Callable[[int, int], int] = lambda past, new: past, mask: str = "right", forget: bool = False
+    *,
+    first: Callable[[int, int], int] = lambda past, new: past,
+    mask: str = "right",
+    forget: bool = False,
+    scaled: bool = True,
 ) -> Step:
     """A step whose piece begins at position first(past, new), with one of several masks."""
 
@@ -240,7 +244,8 @@ def _step(
         hidden = torch.arange(past + new) > last_seen[:, None]
         if forget:
             hidden = hidden | (torch.arange(past + new) < past)
-        scores = (rotated @ keys.T / math.sqrt(piece.shape[-1])).masked_fill(hidden, -torch.inf)
+        scores = rotated @ keys.T / math.sqrt(piece.shape[-1] if scaled else 1)
+        scores = scores.masked_fill(hidden, -torch.inf)
         return scores.softmax(-1) @ values, keys, values
 
     return step
@@ -290,4 +295,5 @@ def check_step(test: Callable, mended: Callable, draw: Draw) -> None:
 
 def _step_answers(x: Tensor, pieces: list[int]) -> Answers:
     wrong = {f"The fault: {fault}.": read(step, x, pieces) for fault, step in _WRONG_STEPS.items()}
+    wrong["The scores are not divided by the root of dim."] = read(_step(scaled=False), x, pieces)
     return read(_step(), x, pieces), wrong

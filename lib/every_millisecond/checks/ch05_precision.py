@@ -50,6 +50,8 @@ def _mean_answers(chunks: list[Tensor]) -> Answers:
         "Each chunk's sum was rounded to BF16 before it was added.": sum(c.sum().item() for c in chunks) / count,
         "The whole sum was rounded to BF16.": torch.cat(chunks).sum().item() / count,
         "The result was rounded to BF16, which keeps two or three digits.": torch.tensor(want).bfloat16().item(),
+        "That is the sum; the mean was asked for.": want * count,
+        "That is a median; the mean was asked for.": torch.cat(chunks).float().median().item(),
         "It is rounded; five digits were asked for.": round(want, 2),
         "That is a mean of means: tokens of short chunks count more than others.": sum(
             c.double().mean().item() for c in chunks
@@ -99,6 +101,7 @@ def _norm_answers(x: Tensor, weight: Tensor, eps: float) -> Answers:
         "Is the weight left out?": _rms(x, torch.ones_like(weight), eps),
         "The mean of the squares, not their sum.": x / (squares.sum(-1, keepdim=True) + eps).sqrt() * w,
         "The mean is over the last dimension, of every row alone.": x / (squares.mean() + eps).sqrt() * w,
+        "The mean is over the last dimension, not over the rows.": x / (squares.mean(0) + eps).sqrt() * w,
         "Is the root left out?": x / (squares.mean(-1, keepdim=True) + eps) * w,
         "An RMS norm does not subtract the mean.": spread
         / (spread.double().square().mean(-1, keepdim=True) + eps).sqrt()

@@ -167,6 +167,7 @@ def _attention_answers(q: Tensor, k: Tensor, v: Tensor, block: int) -> Answers:
         "The mask is aligned top-left: the last query, not the first, belongs to the last key.": _attention(
             q, k, v, j <= i, scale
         ),
+        "Off by one: a query does not see the key after its own.": _attention(q, k, v, j <= i + offset + 1, scale),
         "Off by one: a query also sees its own key.": _attention(q, k, v, j < i + offset, scale),
         "Is the factor 1 / sqrt(head_dim) missing?": _attention(q, k, v, causal, 1.0),
         "Is it 1 / head_dim instead of 1 / sqrt(head_dim)?": _attention(q, k, v, causal, 1 / head_dim),
@@ -255,7 +256,7 @@ def _run_masked(update: Callable, finish: Callable, blocks: list[tuple[Tensor, T
         expect.that(
             not found[1][dead].any(),
             "l is not 0 for a row that has seen nothing. Are hidden scores filled with a large negative number? "
-            "In a row of nothing else they weigh exp(0) = 1",
+            "In a row of nothing else they weigh exp(0) = 1. (Or is `allowed` turned round?)",
         )
         hidden_too = torch.maximum(state[0], scores.amax(-1, keepdim=True))
         expect.close(
@@ -266,8 +267,10 @@ def _run_masked(update: Callable, finish: Callable, blocks: list[tuple[Tensor, T
             bool((found[0][dead] == -torch.inf).all()), "m is not -inf any more for a row that has seen nothing"
         )
         expect.close(found[1], want[1], "l")
-        expect.close(found[2], want[2], "acc")
+        lost = "A hidden slot held NaN, and 0 * NaN is NaN: to turn that into 0 afterwards loses the row"
+        expect.close(found[2], want[2], "acc", mistakes={lost: torch.zeros_like(want[2])})
         state = want
     out = expect.tensor(call(finish, state[1], state[2]), "the output", shape=(rows, head_dim), finite=False)
     expect.that(not out.isnan().any(), "the output holds NaN for the row that saw nothing: 0 / 0. It shall be zeros")
-    expect.close(out, (state[2] / state[1]).nan_to_num(0), "the output")
+    missing = {"Is the division by l missing?": state[2]}
+    expect.close(out, (state[2] / state[1]).nan_to_num(0), "the output", mistakes=missing)

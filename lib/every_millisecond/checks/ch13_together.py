@@ -215,6 +215,7 @@ def _order_answers(cases: list[tuple]) -> Answers:
         "5% are of what the request takes then, not of what it took at first.": {"of_first": True},
         f"{overdrawn} No cost is looked at.": {"budgeted": False},
         f"{overdrawn} Each is within it alone.": {"single": True},
+        "A cost that just fills the budget does not exceed it.": {"strict": True},
         "The search ends at an item that costs too much. Leave that one out, and go on with the next best.": {
             "give_up": True
         },
@@ -241,14 +242,15 @@ def _stranger(draw: Draw) -> tuple[dict[str, float], dict[str, tuple[dict[str, f
 def _order(
     parts: dict[str, float], items: dict, budget: float, *, once: bool = False, by_factor: bool = False,
     least: float = LEAST, of_first: bool = False, budgeted: bool = True, single: bool = False, give_up: bool = False,
-    saves: bool = False, turned: bool = False,
+    saves: bool = False, turned: bool = False, strict: bool = False,
 ) -> list[str]:  # fmt: skip
     """The order, right unless one of the mistakes is asked for."""
     left, chosen, spent = dict(parts), [], 0.0
     while True:
         open_items = [name for name in items if name not in chosen]
         if budgeted and not give_up:
-            open_items = [name for name in open_items if (0 if single else spent) + items[name][1] <= budget]
+            costs = {name: (0 if single else spent) + items[name][1] for name in open_items}
+            open_items = [name for name in open_items if costs[name] < budget or (costs[name] == budget and not strict)]
         gains = {name: _saved(parts if once else left, items[name][0], saves) for name in open_items}
         if not gains:
             break
