@@ -318,7 +318,8 @@ for _cell, _answers in {
         scores = scores.masked_fill(~allowed, -torch.inf)
         m_new = torch.maximum(m, scores.amax(-1, keepdim=True))
         weights, shrink = torch.exp(scores - m_new), torch.exp(m - m_new)
-        return m_new, (l * shrink + weights.sum(-1, keepdim=True)).nan_to_num(), (acc * shrink + weights @ values).nan_to_num()
+        l, acc = l * shrink + weights.sum(-1, keepdim=True), acc * shrink + weights @ values
+        return m_new, l.nan_to_num(), acc.nan_to_num()
         """,
         ),
         (

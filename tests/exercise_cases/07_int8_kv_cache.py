@@ -277,7 +277,8 @@ for _cell, _answers in {
             """
         exact = min(window, tokens)
         old = tokens - exact
-        return 4 * exact * channels + 2 * old * channels + 2 * channels * math.ceil(old / group) + 2 * channels * (old % group)
+        keys = 2 * channels * (math.ceil(old / group) + old % group)
+        return 4 * exact * channels + 2 * old * channels + keys
         """,
         ),
         (
@@ -286,7 +287,8 @@ for _cell, _answers in {
             """
         exact = min(window, tokens)
         old = tokens - exact
-        return 2 * exact * channels + 2 * old * channels + 2 * old + 2 * channels * math.ceil(old / group) + 2 * channels * (old % group)
+        keys = 2 * channels * (math.ceil(old / group) + old % group)
+        return 2 * exact * channels + 2 * old * channels + 2 * old + keys
         """,
         ),
     ],

@@ -81,7 +81,7 @@ WRONG = {
                                                                            "waiting")),
         ("nobody joins before all have left", "Nobody joins", PLAN.replace(
             "waiting[: places - len(running)]", "(waiting[:places] if not running else [])")),
-        ("the budget for each", "what one has taken, the next cannot have", PLAN.replace("budget -= plan[name]", "pass")),
+        ("the budget for each", "what one has taken, the next", PLAN.replace("budget -= plan[name]", "pass")),
     ],
     "goodput": [
         ("throughput", "That is throughput", "return sum(bool(tokens) for _, tokens in requests) / seconds"),

@@ -386,10 +386,12 @@ for _cell, _answers in {
     ],
     "mended_encode": [
         """
-        cut = max((len(h) for h in cache if text.startswith(h) and (h == text or h.endswith(tokenizer.marker))), default=None)
+        heads = [h for h in cache if text.startswith(h) and (h == text or h.endswith(tokenizer.marker))]
+        cut = max(map(len, heads), default=None)
         if cut is None:
             return tuple(tokenizer(text))
-        return tuple(cache[text[:cut]]) + tuple(tokenizer(text[cut:], add_special_tokens=False) if cut < len(text) else [])
+        rest = tokenizer(text[cut:], add_special_tokens=False) if cut < len(text) else []
+        return tuple(cache[text[:cut]]) + tuple(rest)
         """,
     ],
 }.items():

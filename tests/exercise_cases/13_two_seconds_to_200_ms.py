@@ -439,7 +439,8 @@ for _cell, _answers in {
             raise ValueError("no cases")
         failing, before, after, tokens = [], 0.0, 0.0, 0
         for case in cases:
-            if case["after_nll"] is None or case["after_nll"] != case["after_nll"] or abs(case["after_nll"]) == math.inf:
+            nll = case["after_nll"]
+            if nll is None or nll != nll or abs(nll) == math.inf:
                 failing.append(case["name"])
                 continue
             ratios = [b / a for b, a in zip(case["before_ms"], case["after_ms"])]
@@ -456,7 +457,7 @@ for _cell, _answers in {
         now, order_, cost_so_far = parts_ms.copy(), (), 0
         candidates = dict(items)
         while candidates:
-            saved = {n: sum(now[p] - now[p] * f for p, f in factors.items()) for n, (factors, c) in candidates.items()
+            saved = {n: sum(now[p] * (1 - f) for p, f in factors.items()) for n, (factors, c) in candidates.items()
                      if cost_so_far + c <= budget}
             if not saved:
                 break

@@ -363,7 +363,8 @@ for _cell, _answers in {
 for _cell, _answers in {
     "mended_prefix": [
         """
-        return torch.tensor(sum(1 for _ in __import__('itertools').takewhile(bool, (draft == logits[:-1].argmax(-1)).tolist())))
+        same = (draft == logits[:-1].argmax(-1)).tolist() + [False]
+        return torch.tensor(same.index(False))
         """,
     ],
     "mended_chat": [
