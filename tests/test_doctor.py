@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import socket
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 
 from every_millisecond import cli, doctor, openmp
 from llm_latency import hardware, models
+from llm_latency.engine import kernel_library
 
 
 @pytest.fixture
@@ -158,6 +160,38 @@ def test_the_real_compiler_is_tried():
     if path is None:
         pytest.skip("no C++ compiler here")
     assert doctor._compiler_fails(path) is None or "headers" in doctor._compiler_fails(path)
+
+
+@pytest.mark.parametrize(
+    ("compiler", "found", "remedy"),
+    [
+        ("/no/such/c++", "there is no C++ compiler", "g++"),
+        ("echo 'kernel.cpp:3: error: what is this' >&2; [ $1 = --version ]", "does not build the kernel", "g++"),
+    ],
+)
+@pytest.mark.skipif(platform.system() != "Linux", reason="its remedies are Linux's")
+def test_the_kernel_is_tried_and_its_absence_is_no_fault(compiler, found, remedy, monkeypatch, tmp_path):
+    """A row that only looks for a compiler promises what the first decode step cannot keep; and the course runs
+    without the kernel, so that a missing compiler must not fail the doctor."""
+    script = tmp_path / "c++"
+    script.write_text(f"#!/bin/sh\n{compiler}\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path) if "--version" in compiler else "")
+    monkeypatch.setenv("CXX", str(script) if "--version" in compiler else compiler)
+    monkeypatch.setattr(kernel_library.sys, "prefix", str(tmp_path))
+    monkeypatch.setenv("LLM_LATENCY_CACHE", str(tmp_path))
+    kernel_library.load.cache_clear()
+    check = doctor._kernel()
+    kernel_library.load.cache_clear()
+    assert not check.works and not check.needed and "\n" not in check.found + check.remedy
+    assert found in check.found and remedy in check.remedy and "FastDecoder serves" in check.remedy
+
+
+def test_a_kernel_that_runs_has_a_row():
+    """What the row says is what the next decoder will meet."""
+    check = doctor._kernel()
+    assert check.works == (kernel_library.problem() is None)
+    assert not check.works or "built for this processor" in check.found
 
 
 def test_other_load_is_said(monkeypatch):

@@ -24,6 +24,7 @@ from rich.table import Table
 
 from every_millisecond import openmp
 from llm_latency import files, hardware, models
+from llm_latency.engine import kernel_library
 from llm_latency.host import memory_bytes, usable_cores
 
 QUIET = 0.8  # of the cores that this process may use must be free
@@ -233,6 +234,16 @@ def _compile() -> Check:
     return Check("torch.compile", True, "Triton" if torch.cuda.is_available() else f"C++ through {compiler()}")
 
 
+def _kernel() -> Check:
+    """The decoder that is one C++ function, proved by building it; the reason that it gives names the remedy."""
+    reason = kernel_library.problem()
+    if reason:
+        found, _, remedy = reason.rpartition("; ")
+        return Check("one kernel", False, found, f"{remedy}; until then FastDecoder serves")
+    lanes = kernel_library.load().kernel_lanes()
+    return Check("one kernel", True, f"built for this processor, which adds {lanes} numbers at once")
+
+
 def _quiet() -> Check:
     """Whether something else computes here: then every time measured is its, too."""
     cores, busy = usable_cores(), _busy_cores()
@@ -340,6 +351,7 @@ ROWS = (
     Row("Triton", _triton, "pip install --force-reinstall triton; its cells are skipped here"),
     Row("flash-attn", _flash_attn, "SDPA serves in its place"),
     Row("torch.compile", _compile, "install a C++ compiler and Python's headers"),
+    Row("one kernel", _kernel, "install a C++ compiler; until then FastDecoder serves"),
     Row("one OpenMP", _preload, CACHE_REMEDY),
     Row("quiet", _quiet, "nothing to do; expect noisier figures"),
 )
