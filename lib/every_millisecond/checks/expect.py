@@ -81,18 +81,14 @@ def tensor(
     *,
     shape: Sequence[int] | None = None,
     dtype: torch.dtype | None = None,
-    device: torch.device | str | None = None,
     finite: bool = True,
 ) -> Tensor:
-    """A tensor of that shape, dtype and device type, without NaN or infinities unless `finite` is False."""
+    """A tensor of that shape and dtype, without NaN or infinities unless `finite` is False."""
     _is_kind(isinstance(value, Tensor), value, what, "a tensor")
     if shape is not None:
         that(list(value.shape) == list(shape), f"{what}: shape {list(value.shape)}; expected {list(shape)}")
     if dtype is not None:
         that(value.dtype == dtype, f"{what}: dtype {value.dtype}; expected {dtype}")
-    if device is not None:
-        wanted = torch.device(device).type
-        that(value.device.type == wanted, f"{what}: on {value.device}; expected {wanted}")
     if finite and value.is_floating_point():
         for bad, name in ((value.isnan(), "NaN"), (value.isinf(), "infinity")):
             that(not bad.any(), f"{what}: {name} in {int(bad.sum())} of {value.numel()} values")
