@@ -308,8 +308,9 @@ OTHER_NUMBERS = "with other random numbers: is the tolerance several standard er
 @exercise(CHAPTER, "a test that finds wrong rules")
 def check_rule_test(test: Callable, draw: Draw) -> None:
     """The three that are shown, two that are not; right rules under ten streams of random numbers."""
-    right = {"u q < p": _shifted(0.0), "p - min(p, q) as residual": _by_minimum}
+    right = {"u q < p": _shifted(0.0)}
     right |= {f"{OTHER_NUMBERS} ({number})": _shifted(number / 9) for number in range(1, 9)}
+    right |= {"p - min(p, q) as residual": _by_minimum}
     zoo.check_test(
         test,
         draw,
