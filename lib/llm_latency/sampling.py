@@ -1,6 +1,6 @@
 """From logits to a token: temperature, top-k, top-p, and drawing from a distribution.
 
-Speculative decoding must change draft and target logits by the very same rule, so the rule stands here, once.
+Speculative decoding must filter the draft's and the target's logits by the same rule, so it is written once, here.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from llm_latency.arguments import check_count, check_number
 
-SMALLEST_TEMPERATURE = 1e-6  # there, logits 2e-5 apart are as good as greedy; to go lower, say 0
-NAN = "hold NaN; expected numbers (was the model loaded in a dtype it overflows in?)"
+SMALLEST_TEMPERATURE = 1e-6  # at it, logits 2e-5 apart differ by a factor of exp(20): for less, use 0 (greedy)
+NAN_MESSAGE = "hold NaN; expected numbers (was the model loaded in a dtype it overflows in?)"
 
 
 def check_sampling(temperature: float, top_k: int | None, top_p: float | None, vocab_size: int) -> None:
@@ -29,7 +29,10 @@ def check_sampling(temperature: float, top_k: int | None, top_p: float | None, v
 
 
 def check_end(eos_token_id: int | None, vocab_size: int) -> None:
-    """Raise TypeError or ValueError unless it is None or one id: a list, as some models' settings hold, ends none."""
+    """Raise TypeError or ValueError unless eos_token_id is None or one id.
+
+    Some models' generation settings hold a list, which no token would ever equal: generation would not stop.
+    """
     if eos_token_id is None:
         return
     if isinstance(eos_token_id, bool) or not isinstance(eos_token_id, int):
@@ -38,7 +41,8 @@ def check_end(eos_token_id: int | None, vocab_size: int) -> None:
 
 
 def greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest logit of each row and its id, [k] and int64 [k], of logits [k, n]: NaN wins, so it cannot hide."""
+    """The largest logit of each row and its column, [k] and int64 [k], of logits [k, n]. NaN counts as the largest, so
+    a caller who checks that one value for NaN has checked the row."""
     # In BF16 the argmax over a vocabulary takes several times as long as the copy to FP32 and its argmax.
     return logits.float().max(dim=-1)
 
@@ -48,30 +52,30 @@ def probabilities(
 ) -> Tensor:
     """The distribution that a token is drawn from, FP32, same shape as `logits` [..., vocab].
 
-    Temperature 0 gives all mass to the largest logit, the first of equals. top_k keeps the k largest, and with the k-th
-    every logit that equals it: ties leave more than k. top_p then keeps the smallest set of tokens whose mass reaches p
-    (Holtzman et al. 2019, arXiv 1904.09751), of equally likely ones those of lower id.
+    Temperature 0 gives all mass to the largest logit, the first of equals. top_k keeps the k largest and every logit
+    that ties with the k-th. top_p then keeps the smallest set of tokens whose mass reaches p (Holtzman et al. 2019,
+    arXiv 1904.09751); among equally likely tokens, those of lower id.
 
     Raises ValueError if a logit is NaN, the largest one is infinite, or an option is out of range.
     """
     check_sampling(temperature, top_k, top_p, logits.shape[-1])
     logits = logits.float()
     largest = logits.amax(dim=-1, keepdim=True)  # NaN is larger than anything to amax
-    if not torch.isfinite(largest).all():  # softmax turns a row whose largest is infinite, of either sign, into NaN
+    if not torch.isfinite(largest).all():  # either infinity as the largest makes softmax return NaN
         raise ValueError(
             "the logits hold NaN or infinity; expected numbers (was the model loaded in a dtype it overflows in?)"
         )
     if temperature == 0:
         best = logits.argmax(dim=-1, keepdim=True)
         return torch.zeros_like(logits).scatter_(-1, best, 1.0)
-    logits = (logits - largest) / temperature  # none above 0: however small the temperature, softmax cannot overflow
+    logits = (logits - largest) / temperature  # at most 0, so no temperature can overflow
     if top_k is not None and top_k < logits.shape[-1]:
         kth = logits.topk(top_k, dim=-1).values[..., -1:]
         logits = logits.masked_fill(logits < kth, -math.inf)
     probs = logits.softmax(dim=-1)
     if top_p is not None and top_p < 1:
         ordered, order = probs.sort(dim=-1, descending=True, stable=True)
-        before = ordered.cumsum(dim=-1) - ordered  # mass of all tokens that stand before this one
+        before = ordered.cumsum(dim=-1) - ordered  # mass of the tokens ranked before this one
         dropped = torch.zeros_like(probs, dtype=torch.bool).scatter_(-1, order, before >= top_p)
         probs = probs.masked_fill(dropped, 0.0)
         probs = probs / probs.sum(dim=-1, keepdim=True)
@@ -82,7 +86,7 @@ def sample(probs: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """Draw one token id per row: probs [..., vocab] to int64 [...].
 
     By inverse CDF: one uniform number, one cumulative sum. (`torch.multinomial` took tens of milliseconds over a
-    vocabulary of 49k on a CPU.) A token of probability 0 is never drawn.
+    vocabulary of 49k on a CPU.) A token of probability 0 is never drawn: `right=True` skips it.
     """
     cdf = probs.cumsum(dim=-1, dtype=torch.float64)
     uniform = torch.rand((*probs.shape[:-1], 1), generator=generator, dtype=torch.float64, device=probs.device)
@@ -94,8 +98,8 @@ def sample(probs: Tensor, generator: torch.Generator | None = None) -> Tensor:
 class SamplingRule:
     """How one request's tokens are chosen, from logits over a vocabulary of `vocab_size` ids.
 
-    Speculation puts draft and target through the same rule, and what it returns for the draft is the distribution that
-    its token was drawn from: an acceptance rule that compared with the unfiltered softmax would change the output.
+    Speculative decoding applies it to draft and target alike, and passes on the filtered distribution that the drafted
+    token was drawn from: an acceptance test against the unfiltered softmax would change the output's distribution.
     Raises TypeError or ValueError for options out of range.
     """
 
@@ -113,16 +117,19 @@ class SamplingRule:
         return self.temperature == 0
 
     def choose(self, logits: Tensor) -> int:
-        """The next token's id, of logits [1, n]. Reading it waits for the device: no loop can go on without it."""
+        """The next token's id, from logits [1, n]. Waits for the device: the loop needs the id to go on."""
         if not self.greedy:
             return int(self.sample(self.probabilities(logits)))
-        largest, token = torch.cat([x.double() for x in greedy(logits)]).tolist()  # both at once: each would wait
+        largest, token = torch.cat([x.double() for x in greedy(logits)]).tolist()  # one transfer, one wait
         if math.isnan(largest):
-            raise ValueError(f"the logits {NAN}")
+            raise ValueError(f"the logits {NAN_MESSAGE}")
         return int(token)
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """The distribution that a token is drawn from, FP32 [..., n], for logits [..., n], n at most the vocabulary."""
+        """The distribution that a token is drawn from, FP32 [..., n], for logits [..., n].
+
+        n is below the vocabulary for a draft whose head keeps only some ids; top_k then keeps at most n.
+        """
         top_k = self.top_k if self.top_k is None else min(self.top_k, logits.shape[-1])
         return probabilities(logits, self.temperature, top_k, self.top_p)
 
@@ -131,5 +138,5 @@ class SamplingRule:
         return sample(probs, self.generator)
 
     def uniforms(self, count: int, device: torch.device) -> Tensor:
-        """Numbers from [0, 1), FP64 [count]."""
+        """Random numbers from [0, 1), FP64 [count], for the acceptance test of speculative decoding."""
         return torch.rand(count, generator=self.generator, dtype=torch.float64, device=device)

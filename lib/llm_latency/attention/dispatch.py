@@ -1,4 +1,8 @@
-"""`attend`: one call for every attention backend, and why one of them cannot do a request."""
+"""`attend`: one call for every attention backend. `cannot`: why a backend cannot do a request.
+
+`backend_facts` asks the machine what it has: `triton_problem` gives the reason why Triton cannot run, or None;
+`flash_attn_function` gives the installed package's function and its name, or None and the reason why there is none.
+"""
 
 from __future__ import annotations
 
@@ -26,21 +30,22 @@ def attend(
 ) -> Tensor:
     """Attention by the named backend; for the other arguments and the result see `attention_reference`.
 
-    All backends keep the same promises: causal aligns bottom-right, a row that may attend to nothing is zeros, and
-    whatever stands in a masked slot has no effect.
+    All backends behave alike: causal aligns the last query with the last key, a row that may attend to nothing is
+    zeros, and a masked key has no effect, whatever its value.
 
     backend:
-        "auto": flash-attn where it is installed and can, else SDPA; `cannot("flash_attn", ...)` tells why not.
+        "auto": flash-attn if it is installed and can do this request, else SDPA (`cannot("flash_attn", q, mask=mask)`
+            says why).
         "reference": the whole score matrix, in FP32. "flash": the blocked module in plain PyTorch.
-        "triton": our kernels; on a machine without CUDA interpreted on the CPU, which is right but very slow.
+        "triton": our kernels; on a machine without CUDA, interpreted on the CPU: correct, but very slow.
         "sdpa": PyTorch's scaled_dot_product_attention, which picks among its own kernels.
         "flash_attn": the flash-attn package.
 
     Raises:
         ValueError: an unknown backend, one that is not available here, or one that cannot do this request.
-        TypeError, ValueError: see `checks.check_request`.
+        TypeError, ValueError: as `attention_reference`.
     """
-    scale = check_request(q, k, v, causal, mask, scale)
+    scale = check_request(q, k, v, causal, mask, scale)  # None becomes 1 / sqrt(head_dim)
     if backend == "auto":
         backend = "sdpa" if cannot("flash_attn", q, mask=mask) else "flash_attn"
     elif problem := cannot(backend, q, mask=mask):
@@ -53,15 +58,15 @@ def attend(
         return _triton(q, k, v, causal, mask, scale)
     run = _sdpa if backend == "sdpa" else _flash_attn
     out = run(q, k, v, causal, mask, scale)
-    # Both let NaN and infinities leak out of masked slots (0 * NaN is NaN; so is NaN + -inf). Such a result is rare,
-    # and shows in the output; the blocked module then gives what ours promise.
+    # Both let NaN and infinities leak out of masked keys (0 * NaN is NaN; so is NaN + -inf). That is rare and shows in
+    # the output, so we look there, and let the blocked module compute such a request again.
     if (causal or mask is not None) and not bool(out.isfinite().all()):
         return _blocked(q, k, v, causal=causal, mask=mask, scale=scale)
     return out
 
 
 def cannot(backend: str, q: Tensor, *, mask: Tensor | None = None) -> str | None:
-    """Why a backend cannot attend with such queries here, or None if it can. ValueError for an unknown name."""
+    """Why a backend cannot attend with these queries on this machine; None if it can. ValueError: an unknown name."""
     if backend not in BACKENDS:
         raise ValueError(f"unknown backend {backend!r}; expected 'auto' or one of {', '.join(map(repr, BACKENDS))}")
     head_dim = q.shape[-1]
@@ -100,8 +105,11 @@ def _triton(q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | None, 
     from llm_latency.attention.triton_decode import MAX_ROWS, decode
     from llm_latency.attention.triton_prefill import prefill
 
+    # The prefill kernel shares the queries among programs, the decode kernel the cache. Up to MAX_ROWS = 64 rows
+    # (queries times heads per KV head) are too few to fill a GPU with; without a cache there is nothing to split.
     rows = q.shape[1] * (q.shape[2] // k.shape[2])
     kernel = decode if rows <= MAX_ROWS and q.shape[1] < k.shape[1] else prefill
+    # In training, raise at the backward pass, instead of passing on no gradient.
     return InferenceOnly.apply(lambda q, k, v: kernel(q, k, v, causal, mask, scale), q, k, v)
 
 
@@ -132,7 +140,7 @@ def _flash_attn(q: Tensor, k: Tensor, v: Tensor, causal: bool, mask: Tensor | No
     if q.numel() == 0 or k.shape[1] == 0:
         return torch.zeros_like(q)
     function, _ = flash_attn_function()
-    # The package wants the last dimension contiguous; causal is bottom-right since release 2.1.
+    # The package wants the last dimension contiguous; since release 2.1 its causal aligns as ours does.
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     out = function(q, k, v, softmax_scale=scale, causal=causal)
     return out[0] if isinstance(out, tuple) else out  # the CuTe release also returns the log of the sums

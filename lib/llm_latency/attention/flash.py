@@ -15,16 +15,16 @@ from llm_latency.attention.reference import broadcast_mask, holds_non_finite, we
 def online_softmax_step(
     scores: Tensor, values: Tensor, m: Tensor, l: Tensor, acc: Tensor, allowed: Tensor | None, guard: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Take one block of keys into the running softmax (Milakov and Gimelshein, 2018; Dao et al., 2022).
+    """Add one block of keys to the running softmax (Milakov and Gimelshein, 2018; Dao et al., 2022).
 
-    What is kept per row is enough to have the exact softmax over all keys seen so far, whatever comes next: the
-    largest score m, the sum l of exp(score - m), and acc, the sum of exp(score - m) * value.
+    Three things per row suffice for the exact softmax over all keys seen so far, whatever comes next: the largest
+    score m, the sum l of exp(score - m), and the vector acc, the sum of exp(score - m) * value.
 
     Args:
         scores: [..., rows, block_k]. values: [..., block_k, head_dim].
         m, l: [..., rows, 1]. acc: [..., rows, head_dim]. At the start -inf, 0 and 0.
-        allowed: bool [..., rows, block_k] or None, where every pair may attend.
-        guard: True if values may hold NaN or infinities, which must not leak from masked slots.
+        allowed: bool [..., rows, block_k]; None if every row may attend to every key.
+        guard: True if values may hold NaN or infinities, which must not leak from masked keys: 0 * NaN is NaN.
 
     Returns:
         The new m, l, acc. The softmax's output so far is acc / l.
@@ -34,7 +34,7 @@ def online_softmax_step(
     m_new = torch.maximum(m, scores.amax(dim=-1, keepdim=True))
     # A row that has seen nothing yet has m_new = -inf, and -inf - -inf is NaN: measure such rows from 0 instead.
     origin = m_new.masked_fill(m_new == -torch.inf, 0.0)
-    shrink = torch.exp(m - origin)  # what the sums so far are worth, measured from the new maximum
+    shrink = torch.exp(m - origin)  # exp(old maximum - new one): rescales the sums so far
     weights = torch.exp(scores - origin)  # [..., rows, block_k]
     new_part = weighted_values(weights, values, allowed) if guard and allowed is not None else weights @ values
     return m_new, l * shrink + weights.sum(dim=-1, keepdim=True), acc * shrink + new_part
@@ -45,8 +45,8 @@ def key_blocks(
 ) -> Iterator[tuple[int, int, bool]]:
     """The blocks of keys that queries start..stop must read: (first key, end, whether it crosses the diagonal).
 
-    Query i sees the keys up to i + seq_k - seq_q: the last query sees them all. What no query of the block may see is
-    never read.
+    If causal, query i sees the keys up to i + seq_k - seq_q: the last query sees them all. Blocks that none of these
+    queries may see are left out; only a block that crosses the diagonal needs a causal mask.
     """
     offset = seq_k - seq_q
     last_key = min(seq_k, stop + offset) if causal else seq_k
@@ -83,9 +83,10 @@ class FlashAttention(torch.nn.Module):
         mask: Tensor | None = None,
         scale: float | None = None,
     ) -> Tensor:
-        scale = check_request(q, k, v, causal, mask, scale)
+        """q [batch, seq_q, heads, head_dim], k and v [batch, seq_k, kv_heads, head_dim] to a tensor like q."""
+        scale = check_request(q, k, v, causal, mask, scale)  # None becomes 1 / sqrt(head_dim)
         if mask is not None:
-            mask = broadcast_mask(mask, q, k)
+            mask = broadcast_mask(mask, q, k)  # [batch, heads, seq_q, seq_k]
         guard = (causal or mask is not None) and holds_non_finite(v)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         for start in range(0, q.shape[1], self.block_q):
@@ -127,12 +128,12 @@ class FlashAttention(torch.nn.Module):
             if mask is not None:  # [batch, kv_heads, group, rows, block_k]
                 allowed = mask[:, :, start:stop, k_start:k_stop].unflatten(1, (kv_heads, group))
             if crosses:
-                last_seen = torch.arange(start, stop, device=q.device)[:, None] + seq_k - seq_q
+                last_seen = torch.arange(start, stop, device=q.device)[:, None] + seq_k - seq_q  # [rows, 1]
                 below = torch.arange(k_start, k_stop, device=q.device) <= last_seen
                 allowed = below.expand(1, 1, group, -1, -1) if allowed is None else allowed & below
             if allowed is not None:
-                allowed = allowed.flatten(2, 3)
+                allowed = allowed.flatten(2, 3)  # broadcastable to the scores
             m, l, acc = online_softmax_step(scores, v_block, m, l, acc, allowed, guard)
 
-        out = acc / l.masked_fill(l == 0, 1.0)  # a row that saw nothing has acc = 0, and stays zeros
+        out = acc / l.masked_fill(l == 0, 1.0)  # a row that saw no key has acc = 0 and stays zeros
         return out.unflatten(2, (group, rows)).permute(0, 3, 1, 2, 4).flatten(2, 3)

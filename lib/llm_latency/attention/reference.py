@@ -1,6 +1,7 @@
-"""Attention as the paper writes it: the whole score matrix at once. The oracle of everything else here.
+"""Attention as the paper writes it: the whole score matrix at once. Every other implementation is tested against it.
 
-And what a mask means, in every implementation: who may attend to whom, and that a masked slot has no effect.
+It also fixes what a mask means in all of them: who may attend to whom, and that a masked key has no effect at all, even
+if its value is NaN (a slot of a cache that was never written may hold anything).
 """
 
 from __future__ import annotations
@@ -29,30 +30,30 @@ def attention_reference(
         [batch, seq_q, heads, head_dim] in q's dtype. A row that may attend to nothing is zeros.
 
     Raises:
-        TypeError, ValueError: see `checks.check_request`.
+        TypeError, ValueError: arguments whose types, dtypes, devices or shapes do not fit together as above.
     """
-    scale = check_request(q, k, v, causal, mask, scale)
+    scale = check_request(q, k, v, causal, mask, scale)  # raises as above; None becomes 1 / sqrt(head_dim)
     compute = torch.promote_types(q.dtype, torch.float32)
     group = q.shape[2] // k.shape[2]
     # [batch, heads, seq, head_dim]
-    q32 = q.to(compute).transpose(1, 2)
-    k32 = k.to(compute).transpose(1, 2).repeat_interleave(group, dim=1)
-    v32 = v.to(compute).transpose(1, 2).repeat_interleave(group, dim=1)
+    queries = q.to(compute).transpose(1, 2)
+    keys = k.to(compute).transpose(1, 2).repeat_interleave(group, dim=1)
+    values = v.to(compute).transpose(1, 2).repeat_interleave(group, dim=1)
 
-    scores = q32 @ k32.transpose(-1, -2) * scale  # [batch, heads, seq_q, seq_k]
+    scores = queries @ keys.transpose(-1, -2) * scale  # [batch, heads, seq_q, seq_k]
     allowed = visible_pairs(q, k, causal, mask)
     if allowed is None:
-        out = scores.softmax(dim=-1) @ v32
+        out = scores.softmax(dim=-1) @ values
     else:
         allowed = broadcast_mask(allowed, q, k)
         weights = scores.masked_fill(~allowed, -torch.inf).softmax(dim=-1)
-        weights = weights.masked_fill(~allowed, 0.0)  # softmax over nothing is NaN; the row shall be zeros
-        out = weighted_values(weights, v32, allowed) if holds_non_finite(v32) else weights @ v32
+        weights = weights.masked_fill(~allowed, 0.0)  # softmax over nothing is NaN; the row must be zeros
+        out = weighted_values(weights, values, allowed) if holds_non_finite(values) else weights @ values
     return out.transpose(1, 2).to(q.dtype)
 
 
 def broadcast_mask(mask: Tensor, q: Tensor, k: Tensor) -> Tensor:
-    """A checked mask as a view [batch, heads, seq_q, seq_k]; no memory is spent."""
+    """A mask that has passed the checks as a view [batch, heads, seq_q, seq_k]: no copy is made."""
     return mask.expand(q.shape[0], q.shape[2], q.shape[1], k.shape[1])
 
 
@@ -69,15 +70,15 @@ def visible_pairs(q: Tensor, k: Tensor, causal: bool, mask: Tensor | None) -> Te
 
 
 def holds_non_finite(x: Tensor) -> bool:
-    """True if x may hold NaN or an infinity. One pass, no copy; a sum that overflows is also reported."""
+    """True if x may hold NaN or an infinity: they make its sum non-finite (so does an overflow). One pass, no copy."""
     return not bool(x.sum(dtype=torch.promote_types(x.dtype, torch.float32)).isfinite())
 
 
 def weighted_values(weights: Tensor, values: Tensor, allowed: Tensor) -> Tensor:
     """weights @ values with non-finite values kept out of the rows that may not see them.
 
-    A masked slot has weight 0, but 0 * NaN is NaN. So the product is taken with such values set to 0, and each one is
-    put back into the rows that may attend to it.
+    A masked key has weight 0, but 0 * NaN is NaN. So the matmul runs with such values set to 0, and each one is then
+    added to the rows that may attend to it.
 
     weights [..., rows, keys], zero where not allowed; values [..., keys, head_dim]; allowed bool, broadcastable to
     weights. Returns [..., rows, head_dim].

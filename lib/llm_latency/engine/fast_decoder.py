@@ -1,8 +1,12 @@
 """The fast decoder: a Llama-family model reduced to the operators that a decode step needs.
 
-Against a transformers model it drops the module tree, fuses Q, K, V and gate, up, keeps the KV cache in place, and
-takes the weights in FP32, BF16, INT8 or INT4. It computes the same function: in FP32 its logits are the model's.
-After gpt-fast (PyTorch blog, 2023-11-30).
+Compared with the transformers model it drops the module tree, fuses Q, K, V into one matrix and gate, up into another,
+writes the KV cache in place, and takes the weights in FP32, BF16, INT8 or INT4. It computes the same function: in FP32
+its logits are the model's. The design is gpt-fast's (PyTorch blog, 2023-11-30).
+
+`weights.py` reads a layer into two norm weights and four matrices (`qkv`, `output`, `gate_up`, `down`), each with
+`product`: rows [k, in] -> [k, out] in the format asked for. `attention.py` holds the static KV cache (`store` writes k
+tokens at their positions, `read` returns the first `span` slots) and `rotate`, which applies rotary positions (RoPE).
 """
 
 from __future__ import annotations
@@ -30,24 +34,24 @@ from llm_latency.generation import Stepper
 from llm_latency.hardware import bf16_is_native
 from llm_latency.quantization import ffn_smoothing
 
-SPAN_STEP = 128  # a compiled step attends over multiples of this many slots: few shapes, each compiled once
-SMALL_STEP = 8  # tokens: up to here a step runs compiled or as a graph, and INT8 and INT4 use the kernels of decoding
+SPAN_STEP = 128  # a compiled step attends over a multiple of this many slots: few shapes, each compiled once
+SMALL_STEP = 8  # tokens: a step of at most so many runs compiled or as a graph, and never uses the BF16 copies
 SCORE_CHUNK = 64  # tokens per pass when a text is scored in FP32 or BF16
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderOptions:
-    """Options of a FastDecoder. Raises ValueError or TypeError for those that do not fit together."""
+    """Options of a FastDecoder. Raises ValueError if they do not fit together."""
 
     weights: str = "float32"
     """Format of the layers' matrices: "float32", "bfloat16", "int8", "int4", or "int8_dynamic", which rounds the
     activations to INT8 as well (CPU only)."""
 
     head: str | None = None
-    """Format of the output head. None: that of `weights`, but INT8 beside INT4, whose four bits hurt the head most."""
+    """Format of the output head. None: that of `weights`, except INT8 for INT4: four bits hurt the head most."""
 
     compile: bool = False
-    """torch.compile the steps of few tokens."""
+    """torch.compile the steps of up to SMALL_STEP tokens."""
 
     max_length: int | None = None
     """Slots of the KV cache, prompt and answer together. None: 2048, or the model's own limit if that is lower."""
@@ -56,17 +60,18 @@ class DecoderOptions:
     """Format of the KV cache: "int8", or None for the dtype of the activations."""
 
     keep_bfloat16: bool = True
-    """Keep BF16 copies of INT8 and INT4 matrices, which prefill multiplies faster."""
+    """Keep BF16 copies of INT8 and INT4 matrices: prefill, a matmul of many rows, is faster with them."""
 
     cuda_graphs: bool | None = None
-    """Replay a step of few tokens as one CUDA graph. None: on CUDA, yes."""
+    """Replay a step of up to SMALL_STEP tokens as one CUDA graph. None: yes on CUDA."""
 
     head_ids: Tensor | None = None
-    """The token ids whose rows the head keeps, int64 [n]; logits are then [.., n], in this order. None: all of them.
+    """The token ids whose rows the head keeps, int64 [n]; logits are then [..., n], in this order. None: all of them.
     For drafts: the head is most of a tiny model's cost, and a draft may leave rare tokens to the target."""
 
     calibration: Tensor | None = None
-    """Ids [1, n] of a text like those to come, from which "int8_dynamic" learns its outliers. None: it does not."""
+    """Ids [1, n] of a typical text: "int8_dynamic" measures on it which activations are outliers, and scales them down
+    (SmoothQuant). None: it does not."""
 
     def __post_init__(self) -> None:
         for name, value in (("weights", self.weights), ("head", self.head_format)):
@@ -88,9 +93,9 @@ class DecoderOptions:
 
 
 class FastDecoder(Stepper):
-    """Decodes one request at a time. Build it with `from_model`.
+    """Decodes one request at a time, as a `Stepper`. Build it with `from_model`.
 
-    features: [k, hidden], what the head read for each of the last call's k tokens.
+    features: [k, hidden], the head's input for each of the last call's k tokens.
     """
 
     def __init__(self, model, options: DecoderOptions) -> None:
@@ -111,7 +116,7 @@ class FastDecoder(Stepper):
             head_dim(config),
         )
         self.dtype = compute_dtype(options.weights)
-        # A CPU that widens BF16 to FP32 does so in SDPA at every call, eight times slower than FP32 from the start.
+        # On a CPU without BF16 instructions SDPA converts to FP32 at every call: eight times slower than an FP32 cache.
         self.cache_dtype = self.dtype if bf16_is_native(self.device) else torch.float32
         # torch.compile cannot see into the layout of oneDNN's packed BF16.
         storage = dict(keep_bfloat16=options.keep_bfloat16, prepack=not options.compile)
@@ -124,11 +129,12 @@ class FastDecoder(Stepper):
             tables = rotary_tables(rotary.inv_freq, self.max_positions, rotary.attention_scaling)
             self.cos, self.sin = (table.to(self.cache_dtype) for table in tables)  # [positions, head_dim]
         self.norm_eps = config.rms_norm_eps
-        floor = (config.hidden_size * config.rms_norm_eps) ** 0.5
+        floor = (config.hidden_size * config.rms_norm_eps) ** 0.5  # what eps adds to a vector's length: see _normalise
         self.norm_floor = torch.tensor(floor, dtype=torch.float32, device=self.device)
         kind = StaticKV if options.cache is None else StaticInt8KV
         size = (self.kv_heads, self.max_positions, self.head_dim)
         self.caches = [kind(*size, self.cache_dtype, self.device) for _ in self.layers]
+        # A compiled step or a CUDA graph is made for one shape: its span is rounded up, and a mask hides the rest.
         self._fixed_shapes = options.compile or on_cuda
         self._run = torch.compile(self._forward, dynamic=False) if options.compile else self._forward
         graphs = on_cuda if options.cuda_graphs is None else options.cuda_graphs
@@ -138,11 +144,12 @@ class FastDecoder(Stepper):
     def from_model(cls, model, weights: str = "float32", compile: bool = False, **options) -> FastDecoder:
         """Take the weights of a transformers Llama, Qwen2 or Mistral model; `options` as in `DecoderOptions`.
 
-        Raises ValueError for a model it would not compute right, or options that do not fit.
+        Raises ValueError for a model that it cannot compute exactly (another family, sliding windows), and ValueError
+        or TypeError for options that do not fit.
         """
         return cls(model, DecoderOptions(weights=weights, compile=compile, **options))
 
-    # -- a stepper ------------------------------------------------------------------------------------------------
+    # -- the methods of a stepper ---------------------------------------------------------------------------------
 
     @torch.inference_mode()
     def prefill(self, input_ids: Tensor) -> Tensor:
@@ -159,22 +166,23 @@ class FastDecoder(Stepper):
 
     @torch.inference_mode()
     def score(self, input_ids: Tensor) -> Tensor:
-        """Logits [1, n, vocab] FP32 of a whole text [1, n], in pieces through the kernels that decoding uses."""
+        """Logits [1, n, vocab] FP32 of a whole text [1, n], in pieces small enough for the kernels of decoding."""
         self.length = 0
         chunk = SMALL_STEP if self.weights in ("int8", "int4") else SCORE_CHUNK
         return torch.cat([self._advance(piece) for piece in input_ids.split(chunk, dim=1)])[None]
 
     def crop_to(self, length: int) -> None:
-        """Forget every token after the first `length`. What stands behind is overwritten by the next step."""
+        """Forget every token after the first `length`. Nothing is erased: later steps overwrite those slots, and no
+        token attends beyond its own slot."""
         self.length = check_count("crop_to", length, 0, self.length)
 
     def keep_features(self) -> None:
-        """It always does."""
+        """Nothing to do: every call sets `features`."""
 
     # -- the model ------------------------------------------------------------------------------------------------
 
     def _advance(self, token_ids: Tensor, last_only: bool = False) -> Tensor:
-        """Read the next tokens [1, k]: logits [k or 1, vocab] FP32."""
+        """Read the next tokens [1, k]: logits [k, vocab] FP32, or [1, vocab] with last_only."""
         check_step_ids(token_ids)
         start, tokens = self.length, token_ids.shape[1]
         end = start + tokens
@@ -186,7 +194,7 @@ class FastDecoder(Stepper):
             span = min(-(-end // SPAN_STEP) * SPAN_STEP, self.max_positions)
             logits, self.features = (self._graph or self._run)(ids, positions, span, True, last_only)
         else:
-            # Eager: the exact span, and no mask where there is nothing to hide.
+            # Eager: the exact span, and a mask only where some of the k tokens must not see others.
             logits, self.features = self._forward(ids, positions, end, start > 0 and tokens > 1, last_only)
         self.length = end
         return logits
@@ -194,36 +202,38 @@ class FastDecoder(Stepper):
     def _forward(
         self, ids: Tensor, positions: Tensor, span: int, masked: bool, last_only: bool
     ) -> tuple[Tensor, Tensor]:
-        """Read ids [k] at positions [k], attending over the first `span` slots: logits [k or 1, vocab] FP32 and the
-        features [k, hidden] that the head reads.
+        """Read ids [k] at positions [k], attending over the first `span` slots of the cache.
 
-        Without a mask, k tokens are either one, which sees the whole span, or a prompt that begins at slot 0.
+        Returns logits [k, vocab] FP32, or [1, vocab] with last_only, and the head's input, the features [k, hidden].
+        Without `masked`, ids are a single token, which sees the whole span, or a prompt from slot 0, for which SDPA's
+        own causal mask is right.
         """
-        tokens, turned = ids.shape[0], self.heads + self.kv_heads
-        # Queries and keys are rotated, values are not: in their rows the tables hold 1 and 0. One operator serves all.
+        tokens, rotated = ids.shape[0], self.heads + self.kv_heads
+        # Queries and keys are rotated. Values are not, so they get cos = 1 and sin = 0: one call of `rotate` for all.
         shape = (self.kv_heads, tokens, self.head_dim)  # cos, sin: [heads + 2 * kv_heads, k, head_dim]
-        cos = torch.cat((self.cos[positions].expand(turned, -1, -1), self.cos.new_ones(shape)))
-        sin = torch.cat((self.sin[positions].expand(turned, -1, -1), self.sin.new_zeros(shape)))
-        mask = causal_mask(positions, span) if masked else None
-        # [k, hidden]: the residual stream stays in FP32. Plain indexing would take a negative id from the end.
-        x = F.embedding(ids, self.embedding).float()
+        cos = torch.cat((self.cos[positions].expand(rotated, -1, -1), self.cos.new_ones(shape)))
+        sin = torch.cat((self.sin[positions].expand(rotated, -1, -1), self.sin.new_zeros(shape)))
+        mask = causal_mask(positions, span) if masked else None  # bool [1, 1, k, span]
+        # F.embedding, because plain indexing would accept a negative id and take a row from the end.
+        x = F.embedding(ids, self.embedding).float()  # [k, hidden]: the residual stream stays in FP32
         for layer, cache in zip(self.layers, self.caches, strict=True):
             qkv = layer.qkv.product(self._normalise(x, layer.attention_norm)).to(self.cache_dtype)
             qkv = qkv.view(1, tokens, -1, self.head_dim).transpose(1, 2)  # [1, heads + 2 * kv_heads, k, head_dim]
             q, kv = rotate(qkv, cos, sin).split((self.heads, 2 * self.kv_heads), dim=1)
-            cache.store(kv, positions)
+            cache.store(kv, positions)  # keys and values at once, [1, 2 * kv_heads, k, head_dim]
             y = attend_grouped(q, *cache.read(span), mask, causal=tokens > 1 and not masked)  # [1, heads, k, head_dim]
             x = x + layer.output.product(y.transpose(1, 2).reshape(tokens, -1).to(self.dtype))
-            gate, up = layer.gate_up.product(self._normalise(x, layer.ffn_norm)).chunk(2, dim=-1)
+            gate, up = layer.gate_up.product(self._normalise(x, layer.ffn_norm)).chunk(2, dim=-1)  # [k, intermediate]
             x = x + layer.down.product(F.silu(gate) * up)
         features = self._normalise(x, self.norm)
         return self.head.product(features[-1:] if last_only else features).float(), features
 
     def _normalise(self, x: Tensor, weight: Tensor) -> Tensor:
-        """RMSNorm of x [k, hidden] FP32, in the matrices' dtype."""
-        if self.weights == "float32":  # the formula of transformers, to the bit
+        """RMSNorm of x [k, hidden] FP32, rounded to the matrices' dtype."""
+        if self.weights == "float32":  # in the order of transformers, so that results are equal to the bit
             return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.norm_eps))
-        # The same by way of the vector's length; `weight` holds the factor sqrt(hidden). Fewer operators, less time.
+        # The same with fewer operators: sqrt(mean(x^2) + eps) is sqrt(|x|^2 + hidden * eps) / sqrt(hidden), where
+        # norm_floor is sqrt(hidden * eps) and `weight` has been multiplied by sqrt(hidden).
         length = torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self.norm_floor)
         return (x / length * weight).to(self.dtype)
 

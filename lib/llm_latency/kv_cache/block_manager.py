@@ -1,9 +1,9 @@
 """Who owns which block: the bookkeeping of a paged KV cache, without a single tensor.
 
 PagedAttention (Kwon et al. 2023, arXiv 2309.06180) borrows an operating system's idea, pages: a request's keys and
-values lie in blocks of fixed size, anywhere in one pool, and a table per request says where. So nothing must be
+values lie in blocks of fixed size, anywhere in one pool, and a block table per request says where. So nothing need be
 contiguous, nothing is reserved for an answer that may never come, and requests can share blocks that hold the same
-text.
+text. The tensors are in `paged.py`, which carries out what is decided here.
 """
 
 from __future__ import annotations
@@ -21,17 +21,21 @@ class OutOfBlocks(RuntimeError):
 
 @dataclass(slots=True, eq=False)
 class CachedBlock:
-    """A full block that later requests may share: its ids, and the block before it (None: it begins a text)."""
+    """A full block that later requests may share.
 
-    key: int
-    ids: tuple[int, ...]
-    before: CachedBlock | None
-    block: int
+    Its keys and values depend on all tokens before it, too, so it is identified by its ids and the block before it.
+    """
+
+    key: int  # hash of the ids and of the key of the block before
+    ids: tuple[int, ...]  # block_size token ids
+    before: CachedBlock | None  # None: it begins a text
+    block: int  # its number in the pool
 
 
 @dataclass(slots=True)
 class Reservation:
-    """What the storage must do before new tokens are written: copy blocks (source, target), clear fresh ones."""
+    """What the pool must do before new tokens are written: copy blocks (source, target), and clear fresh ones, whose
+    unwritten slots are read, if masked."""
 
     copies: list[tuple[int, int]] = field(default_factory=list)
     fresh: list[int] = field(default_factory=list)
@@ -40,21 +44,21 @@ class Reservation:
 @dataclass(slots=True)
 class _Sequence:
     token_ids: list[int]
-    table: list[int]
+    table: list[int]  # the block table: item i is the block of token i * block_size and those after it
     stored: int  # tokens whose keys and values are in the pool
-    offered: int = 0  # full blocks offered to the prefix cache, or taken from it
-    last: CachedBlock | None = None  # the cached block that ends those
-    found: int = 0  # tokens that the prefix cache gave and that are not counted yet
+    offered: int = 0  # full blocks, from the first on, that are in the prefix cache
+    last: CachedBlock | None = None  # the last of those
+    found: int = 0  # tokens found in the prefix cache and not yet added to prefix_hits
 
 
 class BlockManager:
     """Free list, reference counts, copy on write and prefix cache of `num_blocks` blocks of `block_size` tokens.
 
     A request is opened with its prompt, appended to in chunks, committed after each forward pass, and freed.
-    A block with one reader may be written; a block with several is copied first (copy on write). Full blocks whose
-    content is in the pool are offered to the prefix cache, found again by a hash of their ids and of the block before
-    them, and compared id by id: a hash is a hint, never a proof. A block without readers stays findable until its place
-    is needed.
+    A block in one request's table may be written; one in several is copied first (copy on write). A full block whose
+    keys and values have been computed goes into the prefix cache, where later requests find it by a hash of its ids and
+    of the block before it; the ids are then compared, since a hash can collide. Even when no request uses it any more,
+    it can be found until its memory is needed.
 
     Raises:
         ValueError: sizes below 1, a request opened twice, an empty prompt. KeyError: an unknown request.
@@ -67,13 +71,13 @@ class BlockManager:
         self.prefix_caching = prefix_caching
         self.prefix_hits = 0  # tokens that were found instead of computed
         self._free: deque[int] = deque(range(num_blocks))
-        self._idle: OrderedDict[int, None] = OrderedDict()  # cached blocks that nobody reads, the oldest first
-        self._readers = [0] * num_blocks
+        self._idle: OrderedDict[int, None] = OrderedDict()  # cached blocks in no table, the longest idle first
+        self._readers = [0] * num_blocks  # reference counts: tables that hold the block
         self._cached: dict[int, CachedBlock] = {}  # by hash
         self._entry_of: dict[int, CachedBlock] = {}  # by block
         self._sequences: dict[Hashable, _Sequence] = {}
 
-    # --- what others ask ---
+    # --- queries ---
 
     @property
     def num_free(self) -> int:
@@ -81,7 +85,7 @@ class BlockManager:
         return len(self._free) + len(self._idle)
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that hold so many tokens."""
+        """How many blocks that many tokens take."""
         return -(-tokens // self.block_size)
 
     def table(self, request: Hashable) -> list[int]:
@@ -89,20 +93,20 @@ class BlockManager:
         return list(self._sequence(request).table)
 
     def slots(self, request: Hashable, start: int, stop: int) -> list[int]:
-        """Places in the pool (block * block_size + offset) of the tokens from start to stop, stop not included."""
+        """Slots in the pool (block * block_size + offset) of the tokens from start to stop, stop not included."""
         sequence, size = self._sequence(request), self.block_size
         if not 0 <= start <= stop <= len(sequence.token_ids):
             raise ValueError(f"tokens {start} to {stop} are outside a request of {len(sequence.token_ids)} tokens")
         return [sequence.table[i // size] * size + i % size for i in range(start, stop)]
 
-    # --- a request's life ---
+    # --- open, append, commit, free ---
 
     def open(self, request: Hashable, prompt: Sequence[int]) -> int:
-        """Begins a request and takes the cached blocks that begin its prompt.
+        """Begin a request and share the cached blocks that its prompt begins with.
 
         Returns:
-            How many of the prompt's tokens need not be computed: a multiple of block_size and always below the prompt's
-            length, since the last token must run through the model to give logits.
+            How many of the prompt's tokens need not be computed: a multiple of block_size and always less than the
+            prompt, since the last token must run through the model to give logits.
         """
         if request in self._sequences:
             raise ValueError(f"request {request!r} is open already")
@@ -114,7 +118,7 @@ class BlockManager:
             if entry is None:
                 break
             self._readers[entry.block] += 1
-            self._idle.pop(entry.block, None)
+            self._idle.pop(entry.block, None)  # in use again
             sequence.table.append(entry.block)
             sequence.token_ids.extend(entry.ids)
             sequence.last = entry
@@ -124,11 +128,11 @@ class BlockManager:
         return sequence.stored
 
     def append(self, request: Hashable, token_ids: Sequence[int]) -> Reservation:
-        """Gives the request's next tokens a slot each; all of them, or OutOfBlocks and nothing changes."""
+        """Give each of the request's next tokens a slot. Raises OutOfBlocks, and changes nothing, if not all fit."""
         sequence = self._sequence(request)
         old, new = len(sequence.token_ids), len(sequence.token_ids) + len(token_ids)
-        partial = bool(token_ids) and old % self.block_size != 0
-        shared = partial and self._readers[sequence.table[-1]] > 1
+        partial = bool(token_ids) and old % self.block_size != 0  # the first of them goes into the last block
+        shared = partial and self._readers[sequence.table[-1]] > 1  # which must be copied first
         missing = self.blocks_for(new) - len(sequence.table)
         if missing + shared > self.num_free:
             raise OutOfBlocks(f"request {request!r} needs {missing + shared} blocks, {self.num_free} are free")
@@ -144,10 +148,11 @@ class BlockManager:
         return reservation
 
     def commit(self, request: Hashable) -> None:
-        """Tells that the keys and values of all appended tokens are in the pool now; offers full blocks to others."""
+        """Record that the keys and values of all appended tokens are now in the pool; put full blocks into the prefix
+        cache."""
         sequence, size = self._sequence(request), self.block_size
         sequence.stored = len(sequence.token_ids)
-        self.prefix_hits += sequence.found  # now: a request may have been opened, and closed for want of blocks, before
+        self.prefix_hits += sequence.found  # not in `open`: a request may be opened and freed again for want of blocks
         sequence.found = 0
         while self.prefix_caching and (sequence.offered + 1) * size <= sequence.stored:
             start = sequence.offered * size
@@ -155,13 +160,13 @@ class BlockManager:
             entry = self._find(sequence.last, ids)
             if entry is None:
                 entry = CachedBlock(self._key(sequence.last, ids), ids, sequence.last, block)
-                self._forget(entry.key)  # another text with this hash, or this text behind a block that is gone
+                self._forget(entry.key)  # other ids with the same hash, or these ids after a block that is gone
                 self._cached[entry.key] = self._entry_of[block] = entry
             sequence.last = entry
             sequence.offered += 1
 
     def fork(self, parent: Hashable, child: Hashable) -> None:
-        """Begins a request with all of another's tokens, sharing every block; whoever writes first copies."""
+        """Begin a request with all of another's tokens, sharing every block; the first to write to one copies it."""
         sequence = self._sequence(parent)
         if child in self._sequences:
             raise ValueError(f"request {child!r} is open already")
@@ -178,7 +183,7 @@ class BlockManager:
         )
 
     def free(self, request: Hashable) -> None:
-        """Ends a request. Its last blocks become the first to be reused, so that beginnings are kept longest."""
+        """End a request. Its last blocks are reused first, since the beginning of a text is what others share."""
         sequence = self._sequence(request)
         del self._sequences[request]
         for block in reversed(sequence.table):
@@ -190,7 +195,7 @@ class BlockManager:
                     self._free.append(block)
 
     def check(self) -> None:
-        """Raises AssertionError if a block is lost, counted wrongly, or could be written by two requests."""
+        """Raise AssertionError if a block is lost, counted wrongly, or could be written by two requests."""
         readers = [0] * self.num_blocks
         for name, sequence in self._sequences.items():
             assert len(sequence.table) == self.blocks_for(len(sequence.token_ids)), (
@@ -207,7 +212,7 @@ class BlockManager:
         assert not any(block in self._entry_of for block in self._free), "a free block that is still cached"
         assert {entry.block for entry in self._cached.values()} == set(self._entry_of), "prefix cache out of step"
 
-    # --- within ---
+    # --- inside ---
 
     def _sequence(self, request: Hashable) -> _Sequence:
         if request not in self._sequences:
@@ -215,15 +220,16 @@ class BlockManager:
         return self._sequences[request]
 
     def _key(self, before: CachedBlock | None, ids: tuple[int, ...]) -> int:
+        """The hash of these ids after that block, and through its key of all the text before them."""
         return hash((before.key if before else None, ids))
 
     def _find(self, before: CachedBlock | None, ids: tuple[int, ...]) -> CachedBlock | None:
-        """The cached block with exactly these ids behind exactly that block."""
+        """The cached block with exactly these ids after exactly that block, or None."""
         entry = self._cached.get(self._key(before, ids)) if self.prefix_caching else None
         return entry if entry is not None and entry.ids == ids and entry.before is before else None
 
     def _forget(self, key: int) -> None:
-        """Takes a block out of the prefix cache, if there is one of this hash; its readers keep it."""
+        """Take the block with this hash, if there is one, out of the prefix cache; requests that use it keep it."""
         entry = self._cached.pop(key, None)
         if entry is None:
             return
@@ -233,6 +239,7 @@ class BlockManager:
             self._free.append(entry.block)
 
     def _take(self) -> int:
+        """A block for one reader: a free one, or the longest idle one, which is then no longer cached."""
         if not self._free:
             self._forget(self._entry_of[next(iter(self._idle))].key)
         block = self._free.popleft()

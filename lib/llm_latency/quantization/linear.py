@@ -1,7 +1,10 @@
 """Linear layers with INT8 or INT4 weights, and a whole transformers model of them.
 
-The layers compute in BF16, as PyTorch's packed kernels do, and answer in the dtype of their input. Their `state_dict`
-holds the plain codes, never a processor's own layout, so a file saved on one machine loads on another.
+The weight itself is a `PackedInt8` or `PackedInt4` of `kernels.py`: the codes of `rounding.py` in the layout that the
+kernel of this device wants, with `matmul(x, bias)`, `dequantize()` and `codes()`, which gives back the plain codes.
+
+The layers compute in BF16, as PyTorch's packed kernels do, and return the dtype of their input. Their `state_dict`
+holds the plain codes, never a device's own layout, so a file saved on one machine loads on another.
 """
 
 from __future__ import annotations
@@ -19,12 +22,12 @@ from llm_latency.quantization.kernels import MANY_ROWS, PackedInt4, PackedInt8, 
 
 
 class QuantizedLinear(nn.Module):
-    """A linear layer over a weight in few bits; made by `Int8Linear` or `Int4Linear`.
+    """A linear layer whose weight is INT8 or INT4; use its subclasses `Int8Linear` and `Int4Linear`.
 
     Args:
         packed: the weight [out, in]. bias: [out] or None; kept in BF16.
-        keep_bfloat16: keep a copy of the dequantised weight for inputs of MANY_ROWS rows and more: a faster prefill for
-            more memory. The copy is not part of the state_dict.
+        keep_bfloat16: also keep the dequantised weight in BF16, for inputs of MANY_ROWS = 16 rows and more: a faster
+            prefill for more memory. The copy is not part of the state_dict.
     """
 
     def __init__(self, packed: PackedInt8 | PackedInt4, bias: Tensor | None, keep_bfloat16: bool) -> None:
@@ -36,9 +39,9 @@ class QuantizedLinear(nn.Module):
                 raise ValueError(f"expected a bias of shape [{self.out_features}], got {list(bias.shape)}")
             bias = bias.detach().to(packed.device, torch.bfloat16, copy=True)
         self.register_buffer("bias", bias)
-        self._hold(packed)
+        self._set_weight(packed)
 
-    def _hold(self, packed: PackedInt8 | PackedInt4) -> None:
+    def _set_weight(self, packed: PackedInt8 | PackedInt4) -> None:
         self.packed = packed
         self.copy = PrepackedWeight(packed.dequantize()) if self.keep_bfloat16 else None
 
@@ -61,7 +64,7 @@ class QuantizedLinear(nn.Module):
         return y.view(*x.shape[:-1], self.out_features).to(x.dtype)
 
     def product(self, rows: Tensor) -> Tensor:
-        """The same without checks or conversions: contiguous BF16 rows [rows, in] to [rows, out]."""
+        """`forward` without checks or conversions: contiguous BF16 rows [rows, in] to [rows, out]."""
         many = self.copy is not None and rows.shape[0] >= MANY_ROWS
         return (self.copy if many else self.packed).matmul(rows, self.bias)
 
@@ -71,7 +74,7 @@ class QuantizedLinear(nn.Module):
 
     @property
     def kernel(self) -> str:
-        """The path that products take on this machine; see `kernels`."""
+        """How this device multiplies: "packed", "fused by torch.compile", or "dequantise at every call"."""
         return self.packed.kernel
 
     @property
@@ -90,18 +93,18 @@ class QuantizedLinear(nn.Module):
             f"kernel={self.kernel!r}"
         )
 
-    # -- what nn.Module does with parameters: moves, files ---
+    # -- what nn.Module calls to move, save and load a layer ---
 
     def _apply(self, fn, recurse: bool = True):
         """Move between devices by way of the plain codes; a change of dtype leaves the quantised weight as it is."""
         here = self.packed.device
-        device = fn(torch.empty(0, dtype=torch.uint8, device=here)).device
+        device = fn(torch.empty(0, dtype=torch.uint8, device=here)).device  # fn is opaque: see where it puts a tensor
         if device != here:
             if device.type not in ("cpu", "cuda"):
                 raise ValueError(f"cannot move a quantised layer to {device}; expected cpu or cuda")
             if self.bias is not None:
                 self.bias = self.bias.to(device)
-            self._hold(type(self.packed)(**{name: code.to(device) for name, code in self.packed.codes().items()}))
+            self._set_weight(type(self.packed)(**{name: code.to(device) for name, code in self.packed.codes().items()}))
         return self
 
     def _save_to_state_dict(self, destination, prefix, keep_vars) -> None:
@@ -128,9 +131,10 @@ class QuantizedLinear(nn.Module):
         bias = given.pop("bias", None)
         if bias is not None:
             self.bias.copy_(bias)
-        self._hold(type(self.packed)(**{name: code.to(self.packed.device) for name, code in given.items()}))
+        self._set_weight(type(self.packed)(**{name: code.to(self.packed.device) for name, code in given.items()}))
 
     def _state(self) -> dict[str, Tensor]:
+        """What the state_dict holds: the plain codes with their scales (and zeros), and the bias if there is one."""
         return self.packed.codes() | ({} if self.bias is None else {"bias": self.bias})
 
 
@@ -156,9 +160,9 @@ class Int4Linear(QuantizedLinear):
 
 @dataclass(frozen=True, slots=True)
 class QuantizationReport:
-    """What `quantize_` did. Bytes are those of the layers it replaced, before and after, as a decode step reads them.
+    """What `quantize_` did. Bytes are those of the replaced layers, before and after, as a decode step reads them.
 
-    A tied head is a matrix of its own afterwards, since the embedding stays as it was.
+    A tied head becomes a matrix of its own, since the embedding is left as it was.
     """
 
     weights: str
@@ -184,14 +188,14 @@ def quantize_(
     no layer raises ValueError. A head tied to the embedding gets a weight of its own; the embedding does not change.
     keep_bfloat16: see `QuantizedLinear`.
 
-    Raises ValueError for a format it does not know, a model quantised before, a `skip` that leaves no layer, or a layer
-    whose width the group does not divide, and TypeError for weights that are no floats or a `skip` that is one string;
-    the model is untouched then.
+    Raises ValueError for an unknown format, a model already quantised, a `skip` that leaves no layer, or a layer whose
+    width is not a multiple of group_size, and TypeError for weights that are not floats or a `skip` that is one string;
+    the model is then untouched.
     """
     linears, chosen = _choose(model, weights, skip)
     kind, options = (Int8Linear, {}) if weights == "int8" else (Int4Linear, {"group_size": group_size})
     replacements: dict[str, QuantizedLinear] = {}
-    made: dict[int, QuantizedLinear] = {}  # a module with two names stays one
+    made: dict[int, QuantizedLinear] = {}  # by module: one with two names is replaced by one
     for name, linear in chosen.items():
         try:
             if id(linear) not in made:

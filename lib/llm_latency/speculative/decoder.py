@@ -1,6 +1,10 @@
 """Speculative decoding: a draft guesses, the target checks all guesses in one pass, and the output stays the target's.
 
 Leviathan et al. 2023 (arXiv 2211.17192), Chen et al. 2023 (arXiv 2302.01318).
+
+A draft (`drafts.Draft`) has three methods: `begin` reads the prompt; `propose(k, rule)` guesses up to k tokens and
+returns a `Proposal` (`tokens` int64 [k] and, if sampled, `probs` [k, vocab], which they were drawn from); `commit` is
+given the tokens that were added to the text, and drops the rejected ones from the draft's cache.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from transformers import DynamicCache
 from llm_latency.arguments import check_count
 from llm_latency.generation import Stepper, as_stepper, check_request
 from llm_latency.generation.loop import stage
-from llm_latency.sampling import NAN, SamplingRule, greedy
+from llm_latency.sampling import NAN_MESSAGE, SamplingRule, greedy
 from llm_latency.speculative.drafts import Draft, ModelDraft, Proposal, ids_on
 from llm_latency.speculative.output import STAGES, Cycle, SpeculativeOutput
 from llm_latency.speculative.verify import verify, verify_greedy
@@ -25,7 +29,7 @@ PADDING = 128  # ids: vocabularies of one family are padded to different multipl
 
 @dataclass(slots=True)
 class Generation:
-    """One request under way. sequence: every committed id, the prompt first; its last one no model has read."""
+    """A request in progress. sequence: the ids of prompt and answer so far; the last one has been read by no model."""
 
     sequence: list[int]
     prompt_length: int
@@ -42,6 +46,7 @@ class Generation:
 
     @property
     def done(self) -> bool:
+        """Whether the answer is complete: long enough, or ended by the end-of-text token."""
         return self.remaining == 0 or self.sequence[-1] == self.eos_token_id
 
 
@@ -51,13 +56,13 @@ class SpeculativeDecoder(Stepper):
     target: a transformers model, a FastDecoder, or another `Stepper`. draft: a `ModelDraft`, `PromptLookupDraft` or
     `ConditionedDraft`; a bare model becomes a ModelDraft. num_speculative: gamma, the tokens drafted per cycle.
 
-    As a stepper it is its target, with a `generate` of its own. Raises TypeError or ValueError for a gamma below 1,
+    As a `Stepper` it is its target, with a `generate` of its own. Raises TypeError or ValueError for a gamma below 1,
     models on different devices, and vocabularies that differ.
     """
 
     def __init__(self, target, draft, num_speculative: int = 5) -> None:
         self.num_speculative = check_count("num_speculative", num_speculative)
-        # The cache keeps what lies behind a sliding window, too: dropped, it could not be brought back.
+        # A plain DynamicCache keeps tokens that have left a sliding window: after crop_to the window needs them again.
         self.target = as_stepper(target, DynamicCache)
         self.draft = draft if isinstance(draft, Draft) else ModelDraft(draft)
         check_pair(self.target, self.draft)
@@ -65,7 +70,7 @@ class SpeculativeDecoder(Stepper):
             self.target.keep_features()
         self.device, self.vocab_size = self.target.device, self.target.vocab_size
         self.max_positions, self.step_bytes = self.target.max_positions, self.target.step_bytes
-        self._current: Generation | None = None  # whose tokens both caches hold
+        self._current: Generation | None = None  # the request whose tokens both caches hold
 
     # -- generation -----------------------------------------------------------------------------------------------
 
@@ -84,9 +89,9 @@ class SpeculativeDecoder(Stepper):
     ) -> SpeculativeOutput:
         """Generate up to `max_new_tokens` after input_ids [1, n]; stops after `eos_token_id` if one is given.
 
-        Options and stages of the timer as in `generation.generate`: "prefill" ends with the first token; the draft
-        reads the prompt at the beginning of "decode". Raises ValueError or TypeError for a request out of range (a
-        batch above 1 among them), and ValueError for NaN logits.
+        Options and the timer's stages are those of `generation.generate`: "prefill" ends with the first token, and the
+        draft reads the prompt at the beginning of "decode". Raises ValueError or TypeError for a request out of range
+        (a batch above 1 among them), and ValueError for NaN logits.
         """
         sampling = dict(temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
         with stage(timer, "prefill"):
@@ -97,6 +102,7 @@ class SpeculativeDecoder(Stepper):
         times = {name: request.timer.get_elapsed_ms(name) for name in request.timer.stages}
         with torch.inference_mode(False):  # an ordinary tensor: one may train on what was generated
             sequences = torch.tensor([request.sequence], device=self.device)
+        # STAGES: the names of the timer's stages in `cycle`; one that never ran took 0 ms.
         return SpeculativeOutput(sequences, tuple(request.cycles), dict.fromkeys(STAGES, 0.0) | times)
 
     @torch.inference_mode()
@@ -119,7 +125,12 @@ class SpeculativeDecoder(Stepper):
 
     @torch.inference_mode()
     def cycle(self, request: Generation) -> Cycle:
-        """Draft, verify, commit. Afterwards both caches hold the committed sequence less its last token."""
+        """Draft, verify, commit: the text grows by the accepted tokens and one more, which the target chose, or up to
+        an end-of-text token among them.
+
+        Afterwards both caches hold the sequence without its last token. Returns how many tokens were proposed,
+        accepted and added.
+        """
         if request.done:
             raise RuntimeError("this request is done; start() another")
         if request is not self._current:
@@ -132,15 +143,15 @@ class SpeculativeDecoder(Stepper):
                 self.draft.begin(prompt, sequence[-1], capacity, self.target.features)
 
         with timer.stage("draft"):
-            # One token of a cycle is the target's own: never draft more than leaves room for it.
+            # One token of each cycle is the target's own: leave room for it.
             proposal = self.draft.propose(min(self.num_speculative, request.remaining - 1), rule)
         with timer.stage("verify"):
             last = ids_on(self.device, sequence[-1:])
             logits = self.target.step(torch.cat([last, proposal.tokens])[None])[0]  # [k + 1, vocab]
         with timer.stage("bookkeeping"):
-            drafted, accepted, following = self._decide(proposal, logits, rule)
-            proposed, accepted, added = _cut(drafted, accepted, following, request.eos_token_id)
-            # The target has read the last committed token and all proposed ones; what follows the accepted ones goes.
+            drafted, accepted, following = self._decide(proposal, logits, rule)  # following: the id after the accepted
+            proposed, accepted, added = _cut_at_end(drafted, accepted, following, request.eos_token_id)
+            # The target has read the last token and all drafted ones: forget those that were rejected.
             self.target.crop_to(len(sequence) - 1 + len(added))
             sequence.extend(added)
         with timer.stage("draft"):
@@ -149,12 +160,13 @@ class SpeculativeDecoder(Stepper):
         return request.cycles[-1]
 
     def _decide(self, proposal: Proposal, logits: Tensor, rule: SamplingRule) -> tuple[list[int], int, int]:
-        """The drafted ids, how many of them stand, and the id that follows those; logits [k + 1, vocab]."""
+        """The k drafted ids, how many of them are accepted, and the id that follows those. logits: the target's,
+        [k + 1, vocab], row i for the place of drafted token i."""
         if rule.greedy:
             return _decide_greedy(proposal, logits)
         drafted = proposal.tokens.tolist()
         probs = rule.probabilities(logits)  # [k + 1, vocab]
-        draft_probs = probs[:0] if proposal.probs is None else proposal.probs
+        draft_probs = probs[:0] if proposal.probs is None else proposal.probs  # [k, vocab]; None: k is 0
         uniforms = rule.uniforms(len(drafted), logits.device)
         accepted, next_probs = verify(proposal.tokens, draft_probs, probs, uniforms)
         return drafted, accepted, int(rule.sample(next_probs))
@@ -205,20 +217,21 @@ def check_pair(target: Stepper, draft: Draft) -> None:
 
 
 def _decide_greedy(proposal: Proposal, logits: Tensor) -> tuple[list[int], int, int]:
+    """`_decide` at temperature 0. Raises ValueError if the target's logits, or those of a draft model, hold NaN."""
     largest, choices = greedy(logits)  # [k + 1] each
     flags = [torch.isnan(largest).any()]
     flags.append(torch.isnan(proposal.largest).any() if proposal.largest is not None else torch.zeros_like(flags[0]))
-    # One transfer brings all over that the host must know: on a GPU each would wait for the device.
-    everything = torch.cat([torch.stack(flags).long(), proposal.tokens, choices]).cpu()
+    # One transfer for all that the host must know: on a GPU each would wait for the device.
+    everything = torch.cat([torch.stack(flags).long(), proposal.tokens, choices]).cpu()  # [2 + k + k + 1]
     target_nan, draft_nan = everything[:2].tolist()
     if target_nan or draft_nan:
-        raise ValueError(f"the {'target' if target_nan else 'draft'}'s logits {NAN}")
+        raise ValueError(f"the {'target' if target_nan else 'draft'}'s logits {NAN_MESSAGE}")
     drafted, choices = everything[2:].split((len(proposal.tokens), len(choices)))
     return drafted.tolist(), *verify_greedy(drafted, choices)
 
 
-def _cut(drafted: list[int], accepted: int, following: int, end: int | None) -> tuple[int, int, list[int]]:
-    """What counts of a cycle, as `Cycle` says it: proposed, accepted, and the tokens that the text grows by."""
+def _cut_at_end(drafted: list[int], accepted: int, following: int, end: int | None) -> tuple[int, int, list[int]]:
+    """Drop what comes after the end-of-text id `end`: (tokens proposed, tokens accepted, ids added to the text)."""
     added = [*drafted[:accepted], following]
     if end in drafted:
         drafted = drafted[: drafted.index(end) + 1]
