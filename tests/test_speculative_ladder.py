@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import kernel_toys
 import pytest
 import torch
+from safetensors.torch import save_file
 from test_speculative_decoder import like, tiny
 from typer.testing import CliRunner
 
 from every_millisecond import cli
-from every_millisecond.ladder import rungs, speculation
+from every_millisecond.ladder import rungs, speculation, worker
 from every_millisecond.peers import contenders
 from every_millisecond.request import quoting_prompt, standard_prompt
 from llm_latency import models
@@ -99,6 +101,45 @@ def test_every_draft_guesses_for_the_fast_decoder(draft, small_models, monkeypat
     ids = torch.tensor([PROMPT])
     plain = generate(TransformersStepper(target), ids, 15).sequences
     assert torch.equal(decoder.generate(ids, 15).sequences, plain)
+
+
+@pytest.fixture(scope="module")
+def kernel_directory(tmp_path_factory):
+    """A model on the kernel's grid with a conditioned draft of its own, as a folder."""
+    folder = tmp_path_factory.mktemp("kernel-model")
+    shape = dict(hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=16, intermediate_size=96)
+    model = kernel_toys.round_in_place(tiny(11, vocab_size=49152, max_position_embeddings=512, **shape))
+    model.save_pretrained(folder)
+    models.load_tokenizer("smollm2-135m").save_pretrained(folder)
+    layer = FeatureLayer(FeatureShape.of_config(model.config), torch.arange(0, 49152, 7))
+    save_file(layer.state_dict(), folder / speculation.OWN_DRAFT)
+    return str(folder)
+
+
+@kernel_toys.needs_kernel()
+@pytest.mark.parametrize("name", ["kernel", "kernel-prefix", "kernel-speculation", "kernel-everything", "kernel-int8"])
+def test_the_kernels_rungs_answer_with_fp32s_text(name, kernel_directory, tokenizer):
+    """Guards against a rung that measures another decoder than its title says, and a folder's own draft passed over."""
+    entry = rungs.rung(name)
+    stepper = entry.build(kernel_directory)
+    response = respond(stepper, tokenizer, entry.prompt(tokenizer), 12)
+    if entry.activations == "int16":
+        plain = respond(rungs.rung(rungs.BASELINE).build(kernel_directory), tokenizer, entry.prompt(tokenizer), 12)
+        assert torch.equal(response.sequences, plain.sequences)
+    assert bool(stepper.prefix_tokens) == (name in ("kernel-prefix", "kernel-everything"))
+    assert entry.record("measured").activations == entry.activations
+
+
+@kernel_toys.needs_kernel()
+def test_a_rungs_twins_tell_launches_rates_and_the_draft(kernel_directory, tmp_path):
+    """Guards against a speculative rung whose prediction lacks its draft, and twins that only some decoders take."""
+    options = dict(warmup=0, repeats=1, budget_s=1.0, folder=tmp_path, with_quality=True, new_tokens=12)
+    for name in (rungs.BASELINE, "int8-dynamic", "kernel-everything"):
+        found = worker.measure_rung(name, kernel_directory, **options)
+        assert found.measured and found.launch_ms > 0 and set(found.rates) == {"prefill", "pass"}, name
+        assert found.step_bytes > 0 and found.perplexity > 1
+    assert found.rows_per_pass > 1 and found.draft_bytes > 0 and found.draft_prefill_ms > 0
+    assert found.kept_tokens > 100 and found.agreement > 0.9
 
 
 def test_a_directory_is_a_draft_and_other_profiles_have_no_conditioned_one(small_models, tmp_path, monkeypatch):

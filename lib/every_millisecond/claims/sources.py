@@ -121,7 +121,8 @@ def _speculation(records: list[RungRecord]) -> dict[str, float | None]:
         plain = [
             other.median_ms("decode")
             for other in records
-            if other.acceptance is None and (other.weights, other.cache) == (record.weights, record.cache)
+            if other.acceptance is None
+            and (other.weights, other.cache, other.activations) == (record.weights, record.cache, record.activations)
         ]
         if record.acceptance is None or record.own_request or not plain:
             continue

@@ -14,6 +14,8 @@ from llm_latency import hardware
 from llm_latency.arguments import check_count, check_device, check_dtype
 from llm_latency.roofline.shapes import shape_of
 
+TWIN_IDS = 64
+TWIN_PARAMETERS = 16_000_000  # of the shallow twin, or one layer where that has more
 SDPA_KERNELS = ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
 
 
@@ -91,20 +93,30 @@ def narrow_twin(model: PreTrainedModel) -> PreTrainedModel:
     `predict_request`). It takes ids from 0 to 63. Raises as `shape_of` for a model of another architecture.
     """
     shape = shape_of(model)
-    config = type(model.config).from_dict(
-        model.config.to_dict()
-        | {
-            "hidden_size": 64,
-            "intermediate_size": 64,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 1 if shape.kv_heads < shape.heads else 2,
-            "head_dim": 32,
-            "vocab_size": 64,
-            "bos_token_id": None,
-            "eos_token_id": None,
-            "pad_token_id": None,
-        }
+    return _random_twin(
+        model,
+        hidden_size=64,
+        intermediate_size=64,
+        num_attention_heads=2,
+        num_key_value_heads=1 if shape.kv_heads < shape.heads else 2,
+        head_dim=32,
     )
+
+
+def shallow_twin(model: PreTrainedModel) -> PreTrainedModel:
+    """A random model as wide as the model, with a few of its layers and next to no vocabulary.
+
+    What it does in a second, any decoder of its kind does with the matrices of all layers. It takes ids from 0 to 63.
+    """
+    shape = shape_of(model)
+    layer = sum(out * into for out, into in shape.layer_matrices())
+    layers = min(shape.layers, max(1, TWIN_PARAMETERS // layer))
+    return _random_twin(model, num_hidden_layers=layers, layer_types=None)  # which lists the kinds of all layers
+
+
+def _random_twin(model: PreTrainedModel, **sizes: int | None) -> PreTrainedModel:
+    special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    config = type(model.config).from_dict(model.config.to_dict() | {"vocab_size": TWIN_IDS} | special | sizes)
     attention = model.config._attn_implementation
     with torch.random.fork_rng(devices=[]):  # a twin made between two seeded draws must not change the second
         torch.manual_seed(0)

@@ -9,23 +9,29 @@ from every_millisecond.ladder.record import RungRecord
 from llm_latency import models
 from llm_latency.hardware import Ceilings
 from llm_latency.roofline import (
+    Peak,
+    Work,
+    decode_work,
     forward_work,
     measured_peak,
     number_format,
     parameter_bytes,
-    predict_request,
     predict_stage,
+    total,
 )
 
 
 def add_predictions(records: list[RungRecord], profile: str, ceilings: Ceilings) -> None:
     """Fill in weight_bytes, predicted and share_of_limit of measured records.
 
-    The limit is memory and arithmetic alone; `share_of_limit` is its share of the measured time. The prediction adds
-    the time of issuing the operators, where the narrow twin of that kind of decoder was measured. Decode is held to the
-    bandwidth of a matrix times one vector, prefill to the rate that this model's own matrices reach at the prompt's
-    length: a square product would promise more than narrow matrices can keep. A speculative decoder's passes yield
-    several tokens each; its draft counts for nothing here.
+    The limit is memory and arithmetic alone; `share_of_limit` is its share of the measured time. Decode is held to the
+    bandwidth of a matrix times one vector, the kernel's to that of plain reading; prefill to the rate that this model's
+    own matrices reach at the prompt's length, in PyTorch or in the rung's own decoder, whichever is higher: a square
+    product would promise more than narrow matrices can keep.
+
+    The prediction goes by what the rung's kind of decoder can do, as its twins showed: its own arithmetic at the
+    number of rows that a pass has, and the time of issuing the operators. A speculative decoder's passes check several
+    tokens, and beside them stand the draft's guesses, its reading of the prompt, and their launches.
     """
     config = models.load_config(profile)
     rates: dict[str, float] = {}
@@ -34,31 +40,49 @@ def add_predictions(records: list[RungRecord], profile: str, ceilings: Ceilings)
         for name in (dtype, "float32"):
             if name not in rates:
                 rates[name] = matmul_rate(config, record.prompt_tokens, name, ceilings.device)
-        rate = max(rates[dtype], rates["float32"])  # as `measured_peak` has it
+        torch_rate = max(rates[dtype], rates["float32"])  # as `measured_peak` has it
         peak = measured_peak(ceilings, record.weights)
-
-        def stages(launch_ms: float, record=record, peak=peak, rate=rate) -> dict[str, float]:
-            found = predict_request(
-                config,
-                peak,
-                prompt_tokens=record.prompt_tokens,
-                new_tokens=record.new_tokens,
-                weights=record.weights,
-                cache=None if record.cache == "none" else record.cache,
-                kv_cache=record.cache != "none",
-                prefill_peak=replace(peak, flops_per_s=rate),
-                launch_ms_per_pass=launch_ms,
-            )
-            ms = {name: stage.ms for name, stage in found.items()}
-            if record.kept_tokens:
-                rest = record.prompt_tokens - record.kept_tokens
-                work = forward_work(
-                    config, rest, context=record.kept_tokens, weights=record.weights, cache=record.cache
-                )
-                at_shape = replace(peak, flops_per_s=rate)
-                ms["prefill"] = predict_stage("prefill", work, at_shape, launch_ms=launch_ms).ms
-            return ms | {"decode": ms["decode"] / (record.tokens_per_pass or 1.0)}
-
+        if record.activations:
+            peak = replace(peak, bandwidth_bytes_per_s=ceilings.read_gbps * 1e9)
+        best = dict.fromkeys(("prefill", "pass"), max([torch_rate, *record.rates.values()]))
+        limit = _stages(record, config, peak, best, launches=False)
+        own = {"prefill": torch_rate, "pass": torch_rate} | record.rates
         record.weight_bytes = parameter_bytes(config, record.weights)
-        record.predicted = stages(record.launch_ms or 0.0)
-        record.share_of_limit = {name: ms / record.median_ms(name) for name, ms in stages(0.0).items()}
+        record.predicted = _stages(record, config, peak, own, launches=True)
+        record.share_of_limit = {name: ms / record.median_ms(name) for name, ms in limit.items()}
+
+
+def _stages(
+    record: RungRecord, config: object, peak: Peak, rates: dict[str, float], *, launches: bool
+) -> dict[str, float]:
+    """ms of prefill and decode, with FLOP/s of "prefill" and "pass"; without launches the draft, too, is left out."""
+    launch_ms = (record.launch_ms or 0.0) if launches else 0.0
+    for_prompt, for_pass = (replace(peak, flops_per_s=rates[name]) for name in ("prefill", "pass"))
+    options = dict(weights=record.weights, cache=None if record.cache == "none" else record.cache)
+    rest = record.prompt_tokens - record.kept_tokens
+    prompt = _as_counted(record, forward_work(config, rest, context=record.kept_tokens, **options))
+    prefill = predict_stage("prefill", prompt, for_prompt, launch_ms=launch_ms)
+    steps = record.new_tokens - 1
+    if record.cache == "none":
+        answer = decode_work(config, record.prompt_tokens, record.new_tokens, kv_cache=False, **options)
+        decode = predict_stage("decode", answer, for_prompt, launch_ms=launch_ms * steps)
+        return {"prefill": prefill.ms, "decode": decode.ms}
+    passes, rows = steps / (record.tokens_per_pass or 1.0), round(record.rows_per_pass or 1)
+    middle = record.prompt_tokens + steps // 2  # what is read grows with the text, evenly
+    work = _as_counted(record, forward_work(config, rows, context=middle, logits="all", **options))
+    one = predict_stage("decode", work, for_pass, launch_ms=launch_ms).ms
+    if not launches:
+        return {"prefill": prefill.ms, "decode": passes * one}
+    guess_ms = (record.draft_bytes or 0) / peak.bandwidth_bytes_per_s * 1e3
+    draft_ms = passes * (rows - 1) * guess_ms + (record.draft_prefill_ms or 0.0)
+    return {"prefill": prefill.ms, "decode": passes * one + draft_ms}
+
+
+def _as_counted(record: RungRecord, parts: dict[str, Work]) -> dict[str, Work]:
+    """Parts of a pass with as many weight bytes as the decoder counts: the formula knows one format for all matrices,
+    and a decoder may keep its head in a wider one."""
+    if record.step_bytes is None:
+        return parts
+    missing = record.step_bytes - total(parts).weight_bytes
+    head = parts["head"]
+    return parts | {"head": replace(head, weight_bytes=max(0, head.weight_bytes + missing))}

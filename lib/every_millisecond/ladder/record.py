@@ -14,6 +14,7 @@ from llm_latency import files
 STAGES = ("tokenise", "prefill", "decode", "detokenise")
 MEASURED, UNAVAILABLE, FAILED = "measured", "unavailable", "failed"
 FINISHED = "ladder.json"  # a folder's run, once it is complete
+EXPLAINED = 0.25  # a prediction that misses the clock by more than this share of it has left something out
 
 
 @dataclass(slots=True)
@@ -31,6 +32,7 @@ class RungRecord:
     weights: str = ""
     cache: str = ""
     on_path: bool = False
+    activations: str = ""  # in the kernel: "int16" or "int8"
     own_request: bool = False  # it answers another request than the standard one: no ratio to the others but in passing
     alone: str = ""  # the rung that adds this one's step to the baseline alone, or to the rung `over`
     over: str = ""
@@ -49,7 +51,12 @@ class RungRecord:
     tokens_per_pass: float | None = None  # of a speculative decoder: new tokens over passes of the target
     acceptance: float | None = None  # of a speculative decoder: accepted tokens over those that were tested
     draft_cost: float | None = None  # of a speculative decoder: time of a draft step over a pass of the target
-    launch_ms: float | None = None  # a step of the narrow twin: what issuing the operators takes
+    rows_per_pass: float | None = None  # of a speculative decoder: tokens that a pass of the target reads
+    draft_bytes: int | None = None  # of a speculative decoder: weight bytes that a guess reads
+    launch_ms: float | None = None  # a step of the narrow twin (speculative: a cycle): what issuing the operators takes
+    draft_prefill_ms: float | None = None  # of a speculative decoder, in the shallow twin: the draft reads the prompt
+    rates: dict[str, float] = field(default_factory=dict)  # FLOP/s of the shallow twin's "prefill" and of its "pass"
+    step_bytes: int | None = None  # weight bytes that a pass reads, as the decoder itself counts them
     weight_bytes: int | None = None
     predicted: dict[str, float] = field(default_factory=dict)  # ms by stage, from this machine's ceilings
     share_of_limit: dict[str, float] = field(default_factory=dict)  # predicted / measured, by stage
@@ -90,6 +97,11 @@ class RungRecord:
         """Share of the wall clock that no stage holds, from the same requests' own clocks."""
         parts = [sum(values) for values in zip(*(self.samples(stage) for stage in STAGES), strict=True)]
         return median(1 - part / wall for part, wall in zip(parts, self.samples("wall"), strict=True))
+
+    def explains(self, stage: str) -> bool:
+        """Whether the prediction of a stage is within 25% of the clock."""
+        measured = self.median_ms(stage)
+        return abs(self.predicted[stage] - measured) <= EXPLAINED * measured
 
     def spread_ms(self, stage: str = "wall") -> tuple[float, float]:
         """10th and 90th percentile of a stage's samples in ms."""

@@ -16,6 +16,7 @@ from every_millisecond.ladder.record import RungRecord
 from every_millisecond.request import quoting_prompt, standard_prompt
 from llm_latency import hardware, models
 from llm_latency.arguments import dtype_name
+from llm_latency.engine import kernel_library
 from llm_latency.generation import CompiledStepper, RecomputeStepper, StaticStepper, Stepper, TransformersStepper
 
 BASELINE = "kv-cache"  # rung 1: the baseline of every ratio
@@ -31,11 +32,12 @@ class Rung:
 
     name: for the command line and the JSON. title: for tables and plots. build: profile name to a ready stepper.
     weights, cache: format of the bytes a decode step reads, as `roofline` names it; cache "none" computes every key and
-    value again. on_path: part of the cumulative way from the baseline to the fastest; a rung off the path is measured
-    against the baseline alone. alone: name of the rung that adds this one's step to the baseline alone, where there is
-    one; or to another rung than the one before it on the path, which `over` then names. unavailable: returns why this
-    machine cannot run it, or None. exact: promises the baseline's greedy ids. prompt: makes the request of a tokenizer;
-    another than the standard one must be as long, so that times compare.
+    value again. activations: what the kernel rounds them to, "" for other decoders. on_path: part of the cumulative way
+    from the baseline to the fastest; a rung off the path is measured against the baseline alone. alone: name of the
+    rung that adds this one's step to the baseline alone, where there is one; or to another rung than the one before it
+    on the path, which `over` then names. unavailable: returns why this machine cannot run it, or None. exact: promises
+    the baseline's greedy ids. prompt: makes the request of a tokenizer; another than the standard one must be as long,
+    so that times compare.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Rung:
     build: Callable[[str | None], Stepper]
     weights: str = "float32"
     cache: str = "float32"
+    activations: str = ""
     on_path: bool = False
     exact: bool = False
     alone: str = ""
@@ -54,8 +57,9 @@ class Rung:
     def record(self, status: str, **found) -> RungRecord:
         """What was found of this rung, with what is known of it beforehand."""
         return RungRecord(
-            self.name, self.title, self.notebook, status, weights=self.weights, cache=self.cache, on_path=self.on_path,
-            exact=self.exact, alone=self.alone, over=self.over, own_request=self.prompt is not standard_prompt, **found,
+            self.name, self.title, self.notebook, status, weights=self.weights, cache=self.cache,
+            activations=self.activations, on_path=self.on_path, exact=self.exact, alone=self.alone, over=self.over,
+            own_request=self.prompt is not standard_prompt, **found,
         )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -115,6 +119,25 @@ def _speculative(weights: str, draft: str = "conditioned", **options) -> Callabl
     return build
 
 
+def _kernel(draft: str = "", **options) -> Callable[[str | None], Stepper]:
+    def build(profile: str | None) -> Stepper:
+        from every_millisecond.ladder.speculation import build_kernel, load_kernel
+
+        return build_kernel(profile, draft, **options) if draft else load_kernel(profile, **options)[0]
+
+    return build
+
+
+def _no_kernel() -> str | None:
+    if torch.cuda.is_available():
+        return "the kernel runs on the CPU alone"
+    return kernel_library.problem()
+
+
+def _no_kernel_or_draft() -> str | None:
+    return _no_kernel() or _no_draft()
+
+
 def _no_draft() -> str | None:
     from every_millisecond.ladder.speculation import unavailable
 
@@ -134,6 +157,7 @@ _HALF_TITLE = {"bfloat16": "BF16", "float16": "FP16"}[_HALF]
 HALF = dict(weights=_HALF, cache=_HALF)
 BF16 = dict(weights="bfloat16", cache="bfloat16")
 INT8, INT4 = BF16 | dict(weights="int8"), BF16 | dict(weights="int4")
+KERNEL = dict(weights="int4", cache="float16", activations="int16", unavailable=_no_kernel)
 DYNAMIC = dict(weights="int8", unavailable=_gpu)  # INT8 x INT8
 
 RUNGS: list[Rung] = [
@@ -177,7 +201,7 @@ RUNGS: list[Rung] = [
     Rung("fast", "+ fast decoder", "08", _fast("bfloat16"), **BF16, on_path=True, alone="fast-fp32"),
     Rung("int8", "fast decoder, INT8", "08", _fast("int8"), **INT8),
     Rung("int4", "+ INT4 weights", "08", _fast("int4"), **INT4, on_path=True, alone="int4-alone"),
-    Rung("int8-dynamic", "INT8 x INT8 instead of INT4", "08", _fast("int8_dynamic"), **DYNAMIC, on_path=True),
+    Rung("int8-dynamic", "INT8 x INT8 instead of INT4", "08", _fast("int8_dynamic"), **DYNAMIC),
     Rung("prefix", "INT8 x INT8, exercise text cached", "11", _fast("int8_dynamic", keep_prefix=True), **DYNAMIC),
     Rung(
         "speculation-fp32",
@@ -199,25 +223,48 @@ RUNGS: list[Rung] = [
     ),
     Rung(
         "speculation-int8",
-        "+ speculation",
+        "INT8 x INT8 + speculation",
         "09",
         _speculative("int8_dynamic"),
         weights="int8",
-        on_path=True,
-        alone="speculation-fp32",
-        over="fast-fp32",
         unavailable=_gpu_or_no_draft,
     ),
     Rung(
         "everything",
-        "+ exercise text cached",
+        "INT8 x INT8 + speculation, exercise text cached",
         "12",
         _speculative("int8_dynamic", keep_prefix=True),
         weights="int8",
-        on_path=True,
-        alone="prefix",
-        over="int8-dynamic",
         unavailable=_gpu_or_no_draft,
+    ),
+    Rung("kernel", "+ one kernel", "09", _kernel(), **KERNEL, on_path=True),
+    Rung("kernel-prefix", "one kernel, exercise text cached", "12", _kernel(keep_prefix=True), **KERNEL),
+    Rung(
+        "kernel-int8",
+        "one kernel, INT8 activations",
+        "09",
+        _kernel(activations="int8"),
+        **KERNEL | dict(activations="int8"),
+    ),
+    Rung(
+        "kernel-speculation",
+        "+ speculation in the kernel",
+        "10",
+        _kernel("conditioned"),
+        **KERNEL | dict(unavailable=_no_kernel_or_draft),
+        on_path=True,
+        alone="speculation-fp32",
+        over="fast-fp32",
+    ),
+    Rung(
+        "kernel-everything",
+        "+ exercise text kept in the kernel",
+        "12",
+        _kernel("conditioned", keep_prefix=True),
+        **KERNEL | dict(unavailable=_no_kernel_or_draft),
+        on_path=True,
+        alone="kernel-prefix",
+        over="kernel",
     ),
     Rung("lookup", "fast decoder + prompt lookup", "09", _speculative("bfloat16", "lookup"), **BF16),
     Rung(

@@ -5,20 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from every_millisecond.laboratory.speculation import Explanation, explain
 from every_millisecond.request import shared_prefix, standard_prompt
 from llm_latency import models
 from llm_latency.engine import FastDecoder
+from llm_latency.engine.kernel_decoder import KernelDecoder, PrefixKernelDecoder
 from llm_latency.engine.prefix import PrefixDecoder
 from llm_latency.models import drafts
 from llm_latency.speculative import ModelDraft, PromptLookupDraft, SpeculativeDecoder
 from llm_latency.speculative.conditioned_draft import ConditionedDraft
-from llm_latency.speculative.feature_layer import load_feature_layer
+from llm_latency.speculative.feature_layer import FeatureLayer, FeatureShape, load_feature_layer
+from llm_latency.speculative.kernel_draft import KernelDraft
 from llm_latency.text.prompt import chat_text, encode_prompt
 
 DRAFTS = ("conditioned", "plain", "lookup")
+OWN_DRAFT = "conditioned-draft.safetensors"  # in a model's folder: a conditioned draft that was distilled for it
 GAMMA = {"conditioned": 3, "plain": 3, "lookup": 5}
 
 # Beside the standard request: topics that no shipped draft was trained on.
@@ -54,12 +58,26 @@ def load_fast(
     model = models.load_target(profile, dtype=None if on_gpu else torch.float32)
     if weights == "int8_dynamic":
         tokenizer = models.load_tokenizer(profile)
-        options["calibration"] = torch.tensor([encode_prompt(tokenizer, standard_prompt(tokenizer))])
+        options["calibration"] = _ids(encode_prompt(tokenizer, standard_prompt(tokenizer)), model)
     kind = PrefixDecoder if keep_prefix else FastDecoder
     decoder = kind.from_model(model, weights, compile=on_gpu, **options)
     if keep_prefix:
-        decoder.keep_prefix(torch.tensor([shared_prefix(models.load_tokenizer(profile))], device=decoder.device))
+        decoder.keep_prefix(_ids(shared_prefix(models.load_tokenizer(profile)), model))
     return decoder, model
+
+
+def load_kernel(profile: str | None, *, keep_prefix: bool = False, **options) -> tuple[KernelDecoder, torch.nn.Module]:
+    """As `load_fast`, the decoder whose step is one function. options: of `KernelDecoder.from_model`."""
+    model = models.load_target(profile, dtype=torch.float32)
+    decoder = (PrefixKernelDecoder if keep_prefix else KernelDecoder).from_model(model, **options)
+    if keep_prefix:
+        decoder.keep_prefix(_ids(shared_prefix(models.load_tokenizer(profile)), model))
+    return decoder, model
+
+
+def _ids(ids: list[int], model) -> Tensor:
+    """Ids [1, n] that the model knows: the ladder's twins know few, and any will do for them."""
+    return torch.tensor([ids], device=model.device) % model.config.vocab_size
 
 
 def load_draft(profile: str | None, model, draft: str):
@@ -70,10 +88,20 @@ def load_draft(profile: str | None, model, draft: str):
         return ModelDraft(_fast(models.load_draft(draft)))
     if draft == "plain":
         return ModelDraft(_fast(models.load_draft(profile), drafts.frequent_ids() if _is_default(profile) else None))
+    layer = _conditioned_layer(profile, model)
+    return ConditionedDraft.for_model(layer, model, weights="int8" if model.device.type == "cpu" else None)
+
+
+def _conditioned_layer(profile: str | None, model) -> FeatureLayer:
+    own = Path(profile or "") / OWN_DRAFT
+    if profile and own.exists():
+        tensors = load_file(own, device=str(model.device))
+        layer = FeatureLayer(FeatureShape.of_config(model.config), tensors["head_ids"])
+        layer.load_state_dict(tensors)
+        return layer.to(model.device).eval().requires_grad_(False)
     if not _is_default(profile):
         raise ValueError(f"the conditioned draft was distilled for smollm2-135m, not {profile}; use plain or lookup")
-    layer = load_feature_layer(device=model.device)
-    return ConditionedDraft.for_model(layer, model, weights="int8" if model.device.type == "cpu" else None)
+    return load_feature_layer(device=model.device)
 
 
 def unavailable(draft: str) -> str | None:
@@ -96,6 +124,18 @@ def build(profile: str | None, weights: str, draft: str, *, keep_prefix: bool = 
     """A rung's stepper: the fast decoder with `weights`, sped up by `draft`."""
     target, model = load_fast(profile, weights, keep_prefix=keep_prefix)
     return SpeculativeDecoder(target, load_draft(profile, model, draft), GAMMA.get(draft, 3))
+
+
+def build_kernel(
+    profile: str | None, draft: str, *, keep_prefix: bool = False, activations: str = "int16"
+) -> SpeculativeDecoder:
+    """The same with the kernel as target, and a conditioned draft in the kernel, too."""
+    target, model = load_kernel(profile, keep_prefix=keep_prefix, activations=activations)
+    if draft == "conditioned":
+        guesser = KernelDraft(_conditioned_layer(profile, model), model, activations=activations)
+    else:
+        guesser = load_draft(profile, model, draft)
+    return SpeculativeDecoder(target, guesser, GAMMA.get(draft, 3))
 
 
 def explain_here(

@@ -52,12 +52,18 @@ def _row(record: RungRecord, baseline: RungRecord) -> list[str]:
         f"{record.median_ms('wall'):.0f} ({low:.0f} to {high:.0f})",
         f"{record.tokens_per_second:.1f}",
         speed_up,
-        *(f"{record.predicted[s]:.0f}" if s in record.predicted else "-" for s in ("prefill", "decode")),
+        *(_predicted(record, stage) for stage in ("prefill", "decode")),
         shares or "-",
         "-" if record.perplexity is None else f"{record.perplexity:.2f}",
         "-" if record.agreement is None else f"{record.agreement:.1%}",
         f"{same}{' (promised)' if record.exact else ''}",
     ]
+
+
+def _predicted(record: RungRecord, stage: str) -> str:
+    if stage not in record.predicted:
+        return "-"
+    return f"{record.predicted[stage]:.0f}{'' if record.explains(stage) else ' (unexplained)'}"
 
 
 def caption(run: dict) -> str:

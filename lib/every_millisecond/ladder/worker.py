@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -15,17 +12,16 @@ from statistics import median
 
 import torch
 
-from every_millisecond.laboratory.counting import narrow_twin
 from every_millisecond.ladder.record import MEASURED, STAGES, UNAVAILABLE, RungRecord
-from every_millisecond.ladder.rungs import BASELINE, Rung, rung
+from every_millisecond.ladder.rungs import BASELINE, rung
+from every_millisecond.ladder.twins import measure_twins, save_twins
 from every_millisecond.processes import Parent
 from every_millisecond.request import NEW_TOKENS, PROMPT_TOKENS
 from llm_latency import files, models, quality
 from llm_latency.benchmark import Response, respond
-from llm_latency.generation import CompiledStepper, StaticStepper, Stepper
+from llm_latency.generation import StaticStepper, Stepper
 from llm_latency.speculative import SpeculativeDecoder
 from llm_latency.text.prompt import encode_prompt
-from llm_latency.timing import measure
 
 QUALITY_TOKENS = 512
 WARM_TOKENS = 8  # of a warm-up answer: it touches every kernel, and compiles what is compiled
@@ -36,7 +32,6 @@ REFERENCE_STEP_S, REFERENCE_BYTES = 0.05, 538e6
 LONGEST_PREFILL_S = 30.0  # a format without hardware for its products takes minutes, and says no more in ten rungs
 LONGEST_ANSWER_S = 180.0  # a slower rung would hold up the whole ladder for one figure
 SLOT_STEP = 512  # a static cache is made this much larger until the answer fits
-TWIN = "twin"
 
 
 def measure_rung(
@@ -57,15 +52,20 @@ def measure_rung(
     After `budget_s` seconds no further answer begins, but one is always measured. A rung whose prefill would take over
     half a minute, or its answer over three, is recorded as unavailable; both limits grow with `slowness`, which the
     baseline finds out in its first steps. With quality, a text is scored through the rung's own weights and cache, its
-    top-1 choices are compared with the baseline's, and the time of issuing its operators is measured. `say` is called
-    with the slowness after each answer and each other step, as a sign of life.
+    top-1 choices are compared with the baseline's, and its kind of decoder is measured on the baseline's twins. `say`
+    is called with the slowness after each answer and each other step, as a sign of life.
     """
     entry = rung(name)
     reason = entry.unavailable()
     if reason:
         return entry.record(UNAVAILABLE, reason=reason)
     started = time.perf_counter()
-    stepper = _with_room(entry.build(profile), PROMPT_TOKENS + new_tokens)
+    try:
+        stepper = _with_room(entry.build(profile), PROMPT_TOKENS + new_tokens)
+    except ValueError as error:
+        if not entry.activations:
+            raise
+        return entry.record(UNAVAILABLE, reason=f"the kernel does not take this model: {error}")
     if name == BASELINE:
         slowness = _slowness(stepper)
     say(slowness)
@@ -107,7 +107,9 @@ def measure_rung(
         _add_quality(record, stepper, tokenizer, folder)
         say(slowness)
         _add_speculation(record, stepper, tokenizer, prompt, new_tokens)
-        record.launch_ms = _launch_ms(entry, stepper, folder / TWIN)
+        if name == BASELINE:
+            save_twins(stepper.model, tokenizer, folder)
+        measure_twins(record, entry.build, stepper, folder)
     return record
 
 
@@ -175,38 +177,11 @@ def _add_speculation(record: RungRecord, stepper: Stepper, tokenizer, prompt: st
         return
     output = stepper.generate(torch.tensor([encode_prompt(tokenizer, prompt)]), new_tokens)
     record.tokens_per_pass, record.acceptance = output.tokens_per_cycle, output.alpha
+    record.rows_per_pass = 1 + output.proposed / len(output.cycles)
+    record.draft_bytes = stepper.draft.step_bytes
     draft, verification = output.stage_ms.get("draft", 0.0), output.stage_ms.get("verify", 0.0)
     if output.proposed and verification:
         record.draft_cost = (draft / output.proposed) / (verification / len(output.cycles))
-
-
-def _launch_ms(entry: Rung, stepper: Stepper, twin: Path) -> float | None:
-    """A step of the rung's own kind of decoder over a model 64 wide: Python, dispatch and launches, next to no work.
-
-    None where a twin tells nothing or cannot be made: compiled code would be compiled again, a speculative decoder has
-    two models, a kernel may not take matrices so small, and a calibrated format wants text, which a twin cannot read.
-    """
-    if isinstance(stepper, SpeculativeDecoder | CompiledStepper):
-        return None
-    if entry.name == BASELINE and not twin.exists():
-        _save_twin(stepper.model, twin)
-    try:
-        small = entry.build(str(twin))
-        ids = torch.arange(PROMPT_TOKENS, device=small.device)[None] % small.vocab_size
-        small.prefill(ids)
-        return measure(lambda: small.step(ids[:, :1]), warmup=3, repeats=15, device=small.device).median_ms
-    except (ValueError, RuntimeError, OSError):
-        return None
-
-
-def _save_twin(model, path: Path) -> None:
-    """Write the narrow twin as a model folder, complete or not at all."""
-    work = Path(tempfile.mkdtemp(dir=path.parent))
-    try:
-        narrow_twin(model).save_pretrained(work)
-        os.rename(work, path)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
 
 
 def main() -> None:
