@@ -108,3 +108,10 @@ def test_the_take_home_package_asks_for_no_more_than_the_course():
 def test_the_take_home_package_carries_the_licence(name):
     """Whoever gets the weights gets their licence: a wheel of lib/ alone must hold both files, and the same text."""
     assert (ROOT / "lib" / name).read_text() == (ROOT / name).read_text()
+
+
+def test_the_evenings_reading_is_twelve_files_and_short():
+    """A reading list that grows is read by nobody, and one that names a file that is gone by nobody twice."""
+    listed = re.findall(r"\]\((lib/llm_latency/[\w/]+\.py)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert len(listed) == len(set(listed)) == 12
+    assert sum(len((ROOT / path).read_text(encoding="utf-8").splitlines()) for path in listed) <= 2500
