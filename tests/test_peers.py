@@ -6,6 +6,7 @@ import dataclasses
 import io
 import json
 
+import kernel_toys
 import pytest
 import torch
 from rich.console import Console
@@ -144,6 +145,25 @@ def test_limits_that_limit_nothing_are_refused():
     for limit in (0, float("inf"), float("nan")):
         with pytest.raises(ValueError, match=f"limit_s={limit}"):
             race.run_race([], PROMPT, 5, limit_s=limit)
+
+
+def test_a_kernel_that_cannot_be_built_is_a_peer_that_is_not_there(monkeypatch):
+    """Guards against a race that fails where there is no compiler, and against a reason without its remedy."""
+    monkeypatch.setattr(contenders.speculation, "kernel_unavailable", lambda: "no C++ compiler; install g++")
+    for name in ("kernel", "kernel-int8", "kernel-lookup", "kernel-conditioned"):
+        assert contender(name).ours and contender(name).unavailable("smollm2-135m") == "no C++ compiler; install g++"
+    assert contender("fast-int4").unavailable("smollm2-135m") is None
+
+
+@pytest.mark.model
+@kernel_toys.needs_kernel()
+def test_the_kernels_contenders_give_one_text(target):
+    """Guards against a race between two texts: INT16 activations, with a draft or without, are one function."""
+    prompt = list(range(100, 140))
+    answers = [contender(name).build("smollm2-135m")(prompt, 6) for name in ("kernel", "kernel-lookup")]
+    assert answers[0].ids == answers[1].ids and len(answers[0].ids) == 6
+    with torch.inference_mode():
+        assert answers[0].ids[0] == int(target(torch.tensor([prompt])).logits[0, -1].argmax())
 
 
 @pytest.mark.model

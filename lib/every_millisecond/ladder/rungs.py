@@ -16,7 +16,6 @@ from every_millisecond.ladder.record import RungRecord
 from every_millisecond.request import quoting_prompt, standard_prompt
 from llm_latency import hardware, models
 from llm_latency.arguments import dtype_name
-from llm_latency.engine import kernel_library
 from llm_latency.generation import CompiledStepper, RecomputeStepper, StaticStepper, Stepper, TransformersStepper
 
 BASELINE = "kv-cache"  # rung 1: the baseline of every ratio
@@ -129,9 +128,9 @@ def _kernel(draft: str = "", **options) -> Callable[[str | None], Stepper]:
 
 
 def _no_kernel() -> str | None:
-    if torch.cuda.is_available():
-        return "the kernel runs on the CPU alone"
-    return kernel_library.problem()
+    from every_millisecond.ladder.speculation import kernel_unavailable
+
+    return kernel_unavailable()
 
 
 def _no_kernel_or_draft() -> str | None:

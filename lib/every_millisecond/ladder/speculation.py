@@ -11,7 +11,7 @@ from torch import Tensor
 from every_millisecond.laboratory.speculation import Explanation, explain
 from every_millisecond.request import shared_prefix, standard_prompt
 from llm_latency import models
-from llm_latency.engine import FastDecoder
+from llm_latency.engine import FastDecoder, kernel_library
 from llm_latency.engine.kernel_decoder import KernelDecoder, PrefixKernelDecoder
 from llm_latency.engine.prefix import PrefixDecoder
 from llm_latency.models import drafts
@@ -111,6 +111,13 @@ def unavailable(draft: str) -> str | None:
     except FileNotFoundError:
         return f"the {draft} draft's weights are missing: install the package again, or run tools/distil_draft.py"
     return None
+
+
+def kernel_unavailable() -> str | None:
+    """Why the kernel cannot serve here, with the remedy; or None."""
+    if torch.cuda.is_available():
+        return "the kernel runs on the CPU, and this machine's models are on its GPU; hide it to see the kernel"
+    return kernel_library.problem()
 
 
 def _is_default(profile: str | None) -> bool:

@@ -30,7 +30,7 @@ Answerer = Callable[[list[int], int], Answer]  # prompt ids, number of new token
 class Contender:
     """name: in the JSON. title: in the table. build: makes the Answerer, in its own process. ours: from this library.
     package: what must be importable; remedy: what to do where it is not. default_only: runs the bundled model alone.
-    draft: the shipped draft that it needs."""
+    draft: the shipped draft that it needs. kernel: it needs the compiled kernel."""
 
     name: str
     title: str
@@ -40,6 +40,7 @@ class Contender:
     remedy: str = ""
     default_only: bool = False
     draft: str | None = None
+    kernel: bool = False
 
     def unavailable(self, profile: str | None) -> str | None:
         """Why this machine cannot run it, with the remedy; or None."""
@@ -48,6 +49,8 @@ class Contender:
         default = (profile or models.choose_profile()[0].name) == "smollm2-135m"
         if self.default_only and not default:
             return "it needs files of the bundled model, and this is another model"
+        if self.kernel and (reason := speculation.kernel_unavailable()):
+            return reason
         return speculation.unavailable(self.draft) if self.draft and default else None
 
 
@@ -159,9 +162,14 @@ def _torchao_int4_for_cpu():
         return Int4WeightOnlyConfig(group_size=32, int4_packing_format="opaque")
 
 
-def _llama_cpp(repack: bool) -> Callable[[str | None], Answerer]:
+def _llama_cpp(*, repack: bool = True, lookup: bool = False) -> Callable[[str | None], Answerer]:
+    """llama.cpp set up for speed: as many threads as ours for steps and for the prompt, the whole prompt in one pass,
+    its FlashAttention. lookup: its own speculation, which looks the last tokens up in the text and guesses what
+    followed them there."""
+
     def build(profile: str | None) -> Answerer:
         import llama_cpp
+        from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
         from llm_latency.models import gguf_path
 
@@ -178,9 +186,13 @@ def _llama_cpp(repack: bool) -> Callable[[str | None], Answerer]:
         model = llama_cpp.Llama(
             str(gguf_path()),
             n_ctx=LLAMA_CPP_CONTEXT,
+            n_batch=LLAMA_CPP_CONTEXT,
+            n_ubatch=LLAMA_CPP_CONTEXT,
             n_threads=threads,
             n_threads_batch=threads,
             n_gpu_layers=0,
+            flash_attn=True,
+            draft_model=LlamaPromptLookupDecoding(num_pred_tokens=LOOKUP_GUESSES) if lookup else None,
             verbose=False,
         )
 
@@ -200,16 +212,27 @@ def _llama_cpp(repack: bool) -> Callable[[str | None], Answerer]:
     return build
 
 
+def _kernel(draft: str = "", **options) -> Callable[[str | None], Answerer]:
+    def build(profile: str | None) -> Answerer:
+        if draft:
+            return _stepper(speculation.build_kernel(profile, draft, **options))
+        return _stepper(speculation.load_kernel(profile, **options)[0])
+
+    return build
+
+
 def _fast(weights: str, **options) -> Callable[[str | None], Answerer]:
     return lambda profile: _stepper(speculation.load_fast(profile, weights, **options)[0])
 
 
 LLAMA_CPP_CONTEXT = 512
+LOOKUP_GUESSES = 5  # as many as ours
 EXTRA = "run `make peers`, or `pip install -e '.[peers]'`"
 TORCHAO = dict(package="torchao", remedy=EXTRA)
 LLAMA_CPP = dict(package="llama_cpp", remedy=EXTRA, default_only=True)
 PLAIN = dict(ours=True, draft="plain")
 CONDITIONED = dict(ours=True, draft="conditioned", default_only=True)
+KERNEL = dict(ours=True, kernel=True)
 CONTENDERS: list[Contender] = [
     Contender("hf-fp32", "transformers generate, FP32", _hf(torch.float32)),
     Contender("hf-bf16", "transformers generate, BF16", _hf(torch.bfloat16)),
@@ -220,8 +243,9 @@ CONTENDERS: list[Contender] = [
     Contender("torchao-int4", "torchao INT4 in transformers", _torchao(4), **TORCHAO),
     Contender("torchao-int8-compiled", "the same INT8, compiled", _torchao(8, True), **TORCHAO),
     Contender("torchao-int4-compiled", "the same INT4, compiled", _torchao(4, True), **TORCHAO),
-    Contender("llama-cpp", "llama.cpp, same GGUF", _llama_cpp(True), **LLAMA_CPP),
-    Contender("llama-cpp-plain", "llama.cpp, same GGUF, not repacked", _llama_cpp(False), **LLAMA_CPP),
+    Contender("llama-cpp", "llama.cpp, same GGUF", _llama_cpp(), **LLAMA_CPP),
+    Contender("llama-cpp-plain", "llama.cpp, same GGUF, not repacked", _llama_cpp(repack=False), **LLAMA_CPP),
+    Contender("llama-cpp-lookup", "llama.cpp, same GGUF, prompt lookup", _llama_cpp(lookup=True), **LLAMA_CPP),
     Contender("fast-fp32", "FastDecoder FP32", _fast("float32"), ours=True),
     Contender("fast-bf16", "FastDecoder BF16", _fast("bfloat16"), ours=True),
     Contender("fast-int8", "FastDecoder INT8", _fast("int8"), ours=True),
@@ -239,6 +263,15 @@ CONTENDERS: list[Contender] = [
         "FastDecoder INT8 x INT8, conditioned draft",
         _speculative("int8_dynamic", "conditioned"),
         **CONDITIONED,
+    ),
+    Contender("kernel", "KernelDecoder INT4, head INT8", _kernel(), **KERNEL),
+    Contender("kernel-int8", "KernelDecoder INT4, head INT8, INT8 activations", _kernel(activations="int8"), **KERNEL),
+    Contender("kernel-lookup", "KernelDecoder INT4, head INT8, prompt lookup", _kernel("lookup"), **KERNEL),
+    Contender(
+        "kernel-conditioned",
+        "KernelDecoder INT4, head INT8, conditioned draft",
+        _kernel("conditioned"),
+        **KERNEL | CONDITIONED,
     ),
 ]
 
