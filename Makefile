@@ -36,6 +36,8 @@ test: $(READY)
 # examples, the notebooks beside a busy core. Some hours.
 soak: $(READY)
 	$(BIN)/python tools/soak.py $(SOAK_FLAGS)
+	PROPERTY_EXAMPLES_FACTOR=10 $(BIN)/python tools/run_tests.py --only library
+	$(BIN)/python tools/run_tests.py --only notebooks --busy
 
 run: $(READY)
 	$(BIN)/llm-latency run $(RUN_FLAGS)
@@ -54,8 +56,9 @@ peers: $(READY)
 	$(PEERS_VENV)/bin/python -m pip install --quiet -c requirements.lock -e '.[peers]'
 	$(PEERS_VENV)/bin/llm-latency peers $(PEERS_FLAGS)
 
+# On a CUDA machine: GPU_FLAGS="--minutes 15 --profile qwen2.5-7b"; a second call continues. See docs/gpu.md.
 gpu: $(READY)
-	$(BIN)/llm-latency gpu-check
+	$(BIN)/llm-latency gpu-check $(GPU_FLAGS)
 
 clean:
 	rm -rf $(VENV) $(PEERS_VENV) run

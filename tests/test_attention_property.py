@@ -7,8 +7,9 @@ from unittest import mock
 import pytest
 import torch
 from attention_oracle import assert_as_good_as_peer, tensors
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import property_settings
 
 from llm_latency.attention import FlashAttention, attend
 from llm_latency.attention.dispatch import cannot
@@ -44,7 +45,7 @@ def requests(draw, longest: int, largest_group: int):
     return q, k, v, dict(causal=draw(st.booleans()), mask=mask, scale=draw(st.sampled_from([None, None, 0.3, 1.0])))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@property_settings(150)
 @given(requests(longest=40, largest_group=3), st.integers(1, 48), st.integers(1, 48))
 def test_the_blocked_module_is_exact(request_, block_q, block_k):
     """Guards against any block size, shape or layout at which the online softmax or its masks go wrong."""
@@ -52,7 +53,7 @@ def test_the_blocked_module_is_exact(request_, block_q, block_k):
     assert_as_good_as_peer(FlashAttention(block_q, block_k)(q, k, v, **arguments), q, k, v, **arguments)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@property_settings(60)
 @given(requests(longest=40, largest_group=3), st.sampled_from(["sdpa", "reference", "auto"]))
 def test_the_other_backends_keep_the_same_promises(request_, backend):
     """Guards against a dispatch that hands SDPA a mask or an alignment it reads differently."""
@@ -61,7 +62,7 @@ def test_the_other_backends_keep_the_same_promises(request_, backend):
 
 
 @pytest.mark.skipif(NO_TRITON is not None, reason=str(NO_TRITON))
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@property_settings(20)
 @given(requests(longest=24, largest_group=2))
 def test_the_prefill_kernel_is_exact(request_):
     """Guards against a kernel that is right for powers of two only. Blocks of 16, so that there are several."""
@@ -75,7 +76,7 @@ def test_the_prefill_kernel_is_exact(request_):
 
 
 @pytest.mark.skipif(NO_TRITON is not None, reason=str(NO_TRITON))
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@property_settings(20)
 @given(requests(longest=4, largest_group=3), st.integers(1, 4), st.integers(0, 150))
 def test_the_decode_kernel_is_exact(request_, splits, more_keys):
     """Guards against a split that is empty, half full or masked, and against joining them wrongly."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import kernel_toys
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import property_settings
 
 from llm_latency.engine import kernel_library
 from llm_latency.engine.kernel_decoder import KernelDecoder
@@ -16,7 +17,7 @@ from llm_latency.kv_cache import BlockManager
 
 pytestmark = kernel_toys.needs_kernel()
 BLOCKS = 40
-PROPERTY = settings(max_examples=25, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+PROPERTY = property_settings(25)
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen2"])

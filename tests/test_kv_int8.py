@@ -6,8 +6,9 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import property_settings
 from transformers import LlamaConfig, MistralConfig
 
 from llm_latency.kv_cache import Int8KVCache
@@ -61,7 +62,7 @@ def test_exactly_the_newest_window_is_exact(pieces):
     assert cache.get_seq_length() == 10
 
 
-@settings(max_examples=25, deadline=None)
+@property_settings(25)
 @given(
     total=st.integers(1, 300),
     window=st.sampled_from([0, 1, 4, 32, 70]),
@@ -92,7 +93,7 @@ OPERATIONS = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@property_settings(60)
 @given(
     operations=st.lists(OPERATIONS, min_size=2, max_size=14),
     window=st.sampled_from([0, 3, 16]),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
+from properties import property_settings
 
 from every_millisecond.laboratory.paged_waste import contiguous_use, paged_use
 from llm_latency.kv_cache.block_manager import BlockManager, OutOfBlocks, Reservation
@@ -135,9 +135,7 @@ class Blocks(RuleBasedStateMachine):
 
 
 TestBlocks = Blocks.TestCase
-TestBlocks.settings = settings(
-    max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-)
+TestBlocks.settings = property_settings(120, stateful_step_count=40)
 TestBlocks.__doc__ = (
     "Fault: a leaked block, a block with two writers, a prefix hit on another text (hash collisions too)."
 )

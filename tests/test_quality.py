@@ -7,8 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import property_settings
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
@@ -55,7 +56,7 @@ def test_perplexity_is_over_tokens():
     assert perplexity(Prescribed([0.0, 1.0, 1.0, 1.0, 3.0]), torch.arange(5)) == pytest.approx(4.4817, abs=1e-3)
 
 
-@settings(max_examples=50, deadline=None)
+@property_settings(50)
 @given(n=st.integers(2, 40))
 def test_each_token_counts_exactly_once(n):
     """Guards against a first or last token that is left out, or counted twice."""

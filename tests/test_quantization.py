@@ -7,8 +7,9 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import property_settings
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
@@ -69,7 +70,7 @@ def test_int4_by_hand():
     assert torch.equal(blocks.dequantize()[1], torch.tensor([-30.0, 0.0, -16.0, -2.0]))
 
 
-@settings(max_examples=40, deadline=None)
+@property_settings(40)
 @given(
     out=st.integers(1, 9),
     blocks=st.integers(1, 4),

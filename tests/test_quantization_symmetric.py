@@ -6,8 +6,9 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import property_settings
 
 from llm_latency.quantization.rounding import dequantize, largest_code, quantize_symmetric, round_symmetric
 
@@ -27,7 +28,7 @@ def test_four_bits_by_hand():
     assert largest_code(4) == 7
 
 
-@settings(max_examples=60, deadline=None)
+@property_settings(60)
 @given(
     seed=st.integers(0, 2**31),
     tokens=st.integers(1, 70),

@@ -5,9 +5,10 @@ from __future__ import annotations
 import matplotlib
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib import pyplot as plt
+from properties import property_settings
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, MistralConfig, Qwen2Config
 
 from every_millisecond.laboratory import counting
@@ -154,7 +155,7 @@ def test_counts_on_the_courses_own_model(target):
 
 
 @given(tokens=st.integers(1, 400), context=st.integers(0, 400), batch=st.integers(1, 5))
-@settings(max_examples=30, deadline=None)
+@property_settings(30)
 def test_work_only_grows(tokens, context, batch):
     """A second piece of a prompt costs no more than the whole, and reads every weight and every key all the same."""
     whole = total(roofline.forward_work("smollm2-135m", context + tokens, batch=batch))

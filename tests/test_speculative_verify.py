@@ -6,8 +6,9 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from properties import property_settings
 from speculative_toys import chi_square_p
 from torch import Tensor
 
@@ -70,7 +71,7 @@ def test_no_draft_is_a_plain_step():
 
 
 @given(st.integers(0, 2**31), st.integers(0, 5), st.integers(1, 7))
-@settings(max_examples=60, deadline=None)
+@property_settings(60)
 def test_the_greedy_shortcut_is_the_same_rule(seed, gamma, vocab):
     """At temperature 0 the decoder compares ids: this must be `verify` on one-hot distributions."""
     numbers = torch.Generator().manual_seed(seed)
@@ -86,7 +87,7 @@ def test_the_greedy_shortcut_is_the_same_rule(seed, gamma, vocab):
 
 
 @given(st.integers(0, 2**31), st.integers(1, 4), st.integers(2, 30))
-@settings(max_examples=60, deadline=None)
+@property_settings(60)
 def test_next_probs_is_a_distribution_inside_the_targets(seed, gamma, vocab):
     """Guards against a residual that does not sum to 1, or gives mass to what the target rules out."""
     numbers = torch.Generator().manual_seed(seed)
