@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import random
 
+import kernel_toys
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -21,6 +23,8 @@ from llm_latency.batching import (
     SchedulerOptions,
     State,
 )
+from llm_latency.engine import kernel_library
+from llm_latency.engine.kernel_decoder import KernelDecoder
 from llm_latency.generation import TransformersStepper, generate
 
 
@@ -38,8 +42,19 @@ class Clock:
         self.now += seconds
 
 
+class InKernel:
+    """A model that is served by the kernel, whose blocks hold 16 tokens."""
+
+    def __init__(self, model):
+        self.model, self.lone = model, KernelDecoder.from_model(model, threads=1)
+
+
 def make_engine(model, *, pages=64, size=4, running=8, budget=32, caching=True, clock=None):
+    """An engine whose pool holds pages * size tokens."""
     scheduler = SchedulerOptions(max_running=running, token_budget=budget)
+    if isinstance(model, InKernel):
+        pages, size = pages * size // 16, 16
+        model = KernelDecoder.from_model(model.model, blocks=pages, threads=2)
     options = EngineOptions(num_blocks=pages, block_size=size, prefix_caching=caching, scheduler=scheduler)
     return BatchingEngine(model, options, clock=clock or Clock(1e-3))
 
@@ -50,11 +65,34 @@ def random_prompts(count, seed=0, longest=40, vocab=97):
 
 
 def alone(model, prompt, new, **options) -> list[int]:
-    output = generate(TransformersStepper(model), torch.tensor([prompt]), new, **options)
+    stepper = model.lone if isinstance(model, InKernel) else TransformersStepper(model)
+    output = generate(stepper, torch.tensor([prompt]), new, **options)
     return output.sequences[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("model_name", ["tiny_llama", "tiny_qwen2"])
+def in_kernel(model) -> InKernel:
+    if kernel_library.problem():
+        pytest.skip(kernel_library.problem())
+    return InKernel(model)
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen2"])
+def kernel_toy(request):
+    return in_kernel(kernel_toys.make_toy(request.param))
+
+
+@pytest.fixture(scope="module")
+def kernel_llama():
+    return in_kernel(kernel_toys.make_toy("llama"))
+
+
+@pytest.fixture(params=["tiny_llama", "kernel_llama"])
+def served(request):
+    """What the engine can serve: a transformers model, and one in the kernel."""
+    return request.getfixturevalue(request.param)
+
+
+@pytest.mark.parametrize("model_name", ["tiny_llama", "tiny_qwen2", "kernel_llama"])
 @pytest.mark.parametrize("pages", [64, 17])
 def test_tokens_are_those_of_a_lone_run(model_name, pages, request):
     """Fault: neighbours, page order, chunks of a prompt, biases, preemption or the prefix cache change an answer."""
@@ -72,35 +110,92 @@ def test_tokens_are_those_of_a_lone_run(model_name, pages, request):
         assert done[i].generated == alone(model, prompt, count)
     if pages == 17:
         assert sum(r.preemptions for r in done.values()) > 0, "this pool was meant to be too small"
-    assert engine.cache.manager.num_free == pages
+    assert engine.cache.manager.num_free == engine.options.num_blocks
     engine.cache.manager.check()
-    assert model.config._attn_implementation == "sdpa", "the model was left with paged attention"
+    if not isinstance(model, InKernel):
+        assert model.config._attn_implementation == "sdpa", "the model was left with paged attention"
 
 
-def test_prompt_cached_entirely_gives_the_same_tokens(tiny_llama):
+@pytest.mark.parametrize("pages", [80, 17])
+def test_a_kernels_request_has_the_bits_of_a_lone_run(kernel_toy, pages):
+    """Fault: an answer that depends on its company, which a near tie turns into another text: chunks of a prompt,
+    pages, the prefix cache and preemption may change no bit of any logits."""
+    prompts = random_prompts(9, seed=8)
+    prompts[5] = [*(prompts[3] * 40)[:33], 5, 6]
+    prompts[6] = [*prompts[5][:32], 7, 8, 9]  # shares two blocks
+    engine = make_engine(kernel_toy, pages=pages, budget=13)
+    found: dict[int, list[torch.Tensor]] = {}
+    choose = engine._choose
+
+    def note(logits, requests):
+        for row, request in zip(logits, requests, strict=True):
+            found.setdefault(request.id, []).append(row.clone())
+        return choose(logits, requests)
+
+    engine._choose = note
+    ids = []
+    for i, prompt in enumerate(prompts):
+        ids.append(engine.submit(prompt, 2 + 3 * i % 11))
+        engine.step()
+    done = engine.run()
+    for i, prompt in zip(ids, prompts, strict=True):
+        text = torch.tensor([[*prompt, *done[i].generated]])
+        expected = kernel_toy.lone.score(text)[0, len(prompt) - 1 : -1]
+        assert torch.equal(torch.stack(found[i]), expected), f"request {i}"
+    assert engine.cache.manager.prefix_hits > 0
+    assert pages == 80 or sum(r.preemptions for r in done.values()) > 0
+
+
+def test_the_kernels_pool_is_the_engines(kernel_llama):
+    """Fault: a manager that counts other blocks than the kernel has hands out some that are not there."""
+    decoder = KernelDecoder.from_model(kernel_llama.model, blocks=8, max_length=64)
+    assert BatchingEngine(decoder).cache.manager.num_blocks == 8
+    for options in (EngineOptions(num_blocks=9), EngineOptions(num_blocks=8, block_size=4)):
+        with pytest.raises(ValueError, match="the kernel's pool has 8 of 16"):
+            BatchingEngine(decoder, options)
+    with pytest.raises(RequestRefused, match="need 65 positions; this model has 64"):
+        BatchingEngine(decoder).submit([1] * 60, 5)
+
+
+def test_numbers_that_are_not_finite_end_the_kernels_requests(kernel_llama):
+    """Fault: words from NaN; or a pass that raises and leaves requests for which nobody computes any more."""
+    broken = copy.deepcopy(kernel_llama.model)
+    with torch.no_grad():
+        broken.model.embed_tokens.weight[9] = math.nan
+    engine = make_engine(InKernel(broken))
+    ids = [engine.submit([1, 9, 3], 4), engine.submit([1, 2], 4)]
+    with pytest.raises(ValueError, match="NaN"):
+        engine.step()
+    assert all(engine.done[i].state is State.FAILED for i in ids) and not engine.busy
+    later = engine.submit([1, 2, 3], 4)
+    assert engine.run()[later].generated == alone(kernel_llama, [1, 2, 3], 4)
+    assert engine.cache.manager.num_free == engine.options.num_blocks
+
+
+def test_prompt_cached_entirely_gives_the_same_tokens(served):
     """Fault (case 27): the second of two equal prompts has nothing left to compute, so no logits, or other ones."""
-    engine = make_engine(tiny_llama, size=4)
-    prompt = random_prompts(1, seed=3)[0][:16]
-    prompt = (prompt * 16)[:16]
+    engine = make_engine(served, size=4)
+    size = engine.options.block_size
+    prompt = (random_prompts(1, seed=3)[0] * 64)[: 4 * size]
     for _ in range(3):
         engine.submit(prompt, 6)
         engine.run()
     first, second, third = (engine.done[i] for i in range(3))
-    assert first.generated == second.generated == third.generated == alone(tiny_llama, prompt, 6)
-    assert (first.cached_tokens, second.cached_tokens) == (0, 12)
+    assert first.generated == second.generated == third.generated == alone(served, prompt, 6)
+    assert (first.cached_tokens, second.cached_tokens) == (0, 3 * size)
 
 
-def test_sampled_tokens_do_not_depend_on_the_company(tiny_llama):
+def test_sampled_tokens_do_not_depend_on_the_company(served):
     """Fault: one generator for the whole batch, so that an answer changes with who else is there."""
     prompts = random_prompts(5, seed=4)
     sampling = [Sampling(temperature=0.8, top_k=20, seed=i) for i in range(5)]
-    engine = make_engine(tiny_llama)
+    engine = make_engine(served)
     for prompt, how in zip(prompts, sampling, strict=True):
         engine.submit(prompt, 9, sampling=how)
     engine.run()
     for i, prompt in enumerate(prompts):
         generator = torch.Generator().manual_seed(i)
-        expected = alone(tiny_llama, prompt, 9, temperature=0.8, top_k=20, generator=generator)
+        expected = alone(served, prompt, 9, temperature=0.8, top_k=20, generator=generator)
         assert engine.done[i].generated == expected
     with pytest.raises(ValueError, match="seed"):
         engine.submit([1], 1, sampling=Sampling(temperature=1.0))
@@ -147,9 +242,9 @@ def test_invalid_requests_are_named(tiny_llama):
         EngineOptions(block_size=0)
 
 
-def test_cancelled_requests_give_their_pages_back(tiny_llama):
+def test_cancelled_requests_give_their_pages_back(served):
     """Fault: a user who leaves keeps pages; a waiting, half-read or preempted request cannot be cancelled."""
-    engine = make_engine(tiny_llama, pages=24, size=4, running=3, budget=8, caching=False)
+    engine = make_engine(served, pages=24, size=4, running=3, budget=8, caching=False)
     for prompt in ([1] * 6, [2] * 30, [3] * 5, [4] * 5):
         engine.submit(prompt, 10)
     for _ in range(3):
@@ -161,19 +256,19 @@ def test_cancelled_requests_give_their_pages_back(tiny_llama):
     engine.cache.manager.check()
     done = engine.run()
     assert [done[i].state for i in range(4)] == [State.FINISHED, State.CANCELLED, State.FINISHED, State.CANCELLED]
-    assert done[0].generated == alone(tiny_llama, [1] * 6, 10)
-    assert engine.cache.manager.num_free == 24
+    assert done[0].generated == alone(served, [1] * 6, 10)
+    assert engine.cache.manager.num_free == engine.options.num_blocks
     assert engine.cancel(1) is False
     with pytest.raises(KeyError, match="no request 9"):
         engine.cancel(9)
 
 
-def test_end_of_text_ends_the_request(tiny_llama):
+def test_end_of_text_ends_the_request(served):
     """Fault: an answer runs on to max_new_tokens; or token 0 counts as the end (case 14)."""
     prompt = [5, 6, 7]
-    tokens = alone(tiny_llama, prompt, 8)
+    tokens = alone(served, prompt, 8)
     stop = next(t for t in tokens if tokens.index(t) == 2) if len(set(tokens)) > 2 else tokens[0]
-    engine = make_engine(tiny_llama)
+    engine = make_engine(served)
     engine.submit(prompt, 8, eos_token_id=stop)
     seen = []
     while engine.busy:
@@ -204,16 +299,18 @@ def test_a_broken_request_does_not_take_the_others_along(tiny_llama):
 def smallest():
     """One layer, so that a thousand requests take seconds."""
     torch.manual_seed(0)
-    shape = dict(hidden_size=16, intermediate_size=16, num_attention_heads=2, num_key_value_heads=1)
+    shape = dict(hidden_size=32, intermediate_size=16, num_attention_heads=2, num_key_value_heads=1)
     return LlamaForCausalLM(
         LlamaConfig(vocab_size=97, num_hidden_layers=1, max_position_embeddings=128, **shape)
     ).eval()
 
 
-def test_thousand_random_requests(smallest):
+@pytest.mark.parametrize("kind", ["transformers", "kernel"])
+def test_thousand_random_requests(smallest, kind):
     """Fault: a page lost now and then, a request forgotten, a deadlock when half-read prompts fill the pool."""
     rng = random.Random(5)
-    engine = make_engine(smallest, pages=40, size=4, running=12, budget=48)
+    served = in_kernel(smallest) if kind == "kernel" else smallest
+    engine = make_engine(served, pages=40, size=4, running=12, budget=48)
     asked = refused = 0
     while asked < 1000 or engine.busy:
         if asked < 1000 and rng.random() < 0.97:
@@ -234,7 +331,7 @@ def test_thousand_random_requests(smallest):
     assert set(states) == {State.FINISHED, State.CANCELLED}
     assert sum(r.preemptions for r in engine.done.values()) > 0
     engine.cache.manager.check()
-    assert engine.cache.manager.num_free == 40
+    assert engine.cache.manager.num_free == engine.options.num_blocks
 
 
 def test_budget_bounds_every_step(tiny_llama):
@@ -291,10 +388,10 @@ def test_a_pass_that_raises_leaves_nothing_behind(tiny_llama):
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, RuntimeError])
 @pytest.mark.parametrize("place", ["scheduler.schedule", "_forward", "_commit", "_choose", "clock"])
-def test_whoever_waits_is_told_of_an_interrupted_step(tiny_llama, place, error):
+def test_whoever_waits_is_told_of_an_interrupted_step(served, place, error):
     """Fault (case 51): an interrupt beside the forward pass leaves requests that nobody will ever finish, and `run`
     goes round for ever."""
-    engine = make_engine(tiny_llama, running=2)
+    engine = make_engine(served, running=2)
     ids = [engine.submit([1, 2, 3 + i], 4) for i in range(3)]
     engine.step()
     holder, _, name = place.rpartition(".")
@@ -311,15 +408,15 @@ def test_whoever_waits_is_told_of_an_interrupted_step(tiny_llama, place, error):
     for i in ids[:2]:
         assert engine.done[i].state is State.FAILED and engine.done[i].error == f"{error.__name__}: stop"
     done = engine.run()
-    assert done[ids[2]].generated == alone(tiny_llama, [1, 2, 5], 4)
-    assert engine.cache.manager.num_free == 64
+    assert done[ids[2]].generated == alone(served, [1, 2, 5], 4)
+    assert engine.cache.manager.num_free == engine.options.num_blocks
     engine.cache.manager.check()
 
 
-def test_ids_are_never_used_again(tiny_llama):
+def test_ids_are_never_used_again(served):
     """Fault (case 49): an id counted from the requests that are left is that of an older one, and a late `cancel` ends
     somebody else's."""
-    engine = make_engine(tiny_llama)
+    engine = make_engine(served)
     seen = []
     for _ in range(3):
         seen += [engine.submit([1, 2], 1), engine.submit([3], 2)]

@@ -12,11 +12,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from llm_latency.arguments import check_count, check_token_id, check_token_ids
-from llm_latency.batching.paged_attention import make_batch, paged_model
+from llm_latency.batching.passes import Blocks, KernelPass, Pass, TransformersPass
 from llm_latency.batching.request import Request, RequestRefused, Sampling, State
 from llm_latency.batching.scheduler import Piece, Plan, Scheduler, SchedulerOptions
-from llm_latency.compat import check_rope
-from llm_latency.kv_cache.paged import PagedKVCache
+from llm_latency.engine.kernel_decoder import KernelDecoder
 from llm_latency.sampling import check_end, probabilities, sample
 
 
@@ -47,43 +46,41 @@ class NewToken:
 
 
 class BatchingEngine:
-    """Runs a transformers model over a paged cache: submit requests at any time, call `step` again and again.
+    """Runs a model over a paged cache: submit requests at any time, call `step` again and again.
 
     Each step is one forward pass over the tokens of all running requests, laid out in one flat row without padding:
-    a token for each that decodes, a chunk for each whose prompt is being read. In FP32 a request's tokens are those it
-    gets when it runs alone; in half precision the batch's size may tip a near tie, as it does in every server.
+    a token for each that decodes, a chunk for each whose prompt is being read. In the kernel a request's logits are to
+    the bit those it gets when it runs alone. With a transformers model its tokens are the same in FP32, and in half
+    precision the batch's size may tip a near tie, as it does in every server.
 
     Args:
-        model: a decoder whose layers call transformers' attention interface (Llama, Qwen2 and their like), no sliding
-            window.
+        model: a `KernelDecoder`, whose pool of blocks the engine takes over; or a transformers decoder whose layers
+            call its attention interface (Llama, Qwen2 and their like), no sliding window.
+        options: their num_blocks and block_size must be those of the kernel's pool; None takes these.
         clock: seconds; tests put their own here.
 
     Attributes:
+        cache: what a pass reads and writes, with its `manager` of blocks.
         done: requests by id that are finished, cancelled or failed. Whoever has read one may take it out.
 
     Raises:
-        ValueError: RoPE whose factors depend on the longest text, since requests share passes and prefixes here.
+        ValueError: RoPE whose factors depend on the longest text, since requests share passes and prefixes here; a pool
+            of another size than the options'.
     """
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: PreTrainedModel | KernelDecoder,
         options: EngineOptions | None = None,
         *,
         clock: Callable[[], float] = time.perf_counter,
     ):
-        check_rope(model.config)
-        self.model = model
-        self.options = options or EngineOptions()
+        in_kernel = isinstance(model, KernelDecoder)
+        self.options = options or (EngineOptions(num_blocks=model.kernel.blocks) if in_kernel else EngineOptions())
+        sizes = self.options.num_blocks, self.options.block_size
+        self.passes: Pass = (KernelPass if in_kernel else TransformersPass)(model, *sizes, self.options.prefix_caching)
+        self.cache: Blocks = self.passes.cache
         self.clock = clock
-        self.cache = PagedKVCache(
-            model.config,
-            num_blocks=self.options.num_blocks,
-            block_size=self.options.block_size,
-            dtype=model.dtype,
-            device=model.device,
-            prefix_caching=self.options.prefix_caching,
-        )
         self.scheduler = Scheduler(self.cache.manager, self.options.scheduler)
         self.done: dict[int, Request] = {}
         self._live: dict[int, Request] = {}
@@ -110,8 +107,8 @@ class BatchingEngine:
         """
         prompt = self.check_request(input_ids, max_new_tokens)
         sampling = sampling or Sampling()
-        sampling.check(self.model.config.vocab_size)
-        check_end(eos_token_id, self.model.config.vocab_size)
+        sampling.check(self.passes.vocab_size)
+        check_end(eos_token_id, self.passes.vocab_size)
         request = Request(
             id=next(self._ids),
             prompt=prompt,
@@ -121,7 +118,7 @@ class BatchingEngine:
             arrival_s=self.clock() if arrival_s is None else arrival_s,
         )
         if sampling.temperature > 0:
-            request.generator = torch.Generator(self.model.device).manual_seed(sampling.seed)
+            request.generator = torch.Generator(self.passes.device).manual_seed(sampling.seed)
         self._live[request.id] = request
         self.scheduler.add(request)
         return request.id
@@ -130,7 +127,7 @@ class BatchingEngine:
         """The prompt as a tuple, if this engine can serve it with so many new tokens. Raises as `submit`."""
         prompt = self._check_prompt(input_ids)
         check_count("max_new_tokens", max_new_tokens)
-        needed, positions = len(prompt) + max_new_tokens, self.model.config.max_position_embeddings
+        needed, positions = len(prompt) + max_new_tokens, self.passes.max_positions
         if needed > positions:
             raise RequestRefused(
                 f"{len(prompt)} prompt tokens and {max_new_tokens} new ones need {needed} positions; "
@@ -199,7 +196,7 @@ class BatchingEngine:
         return self.done
 
     def _check_prompt(self, input_ids: Sequence[int] | Tensor) -> tuple[int, ...]:
-        vocab_size = self.model.config.vocab_size
+        vocab_size = self.passes.vocab_size
         if isinstance(input_ids, Tensor):
             return tuple(check_token_ids(input_ids, vocab_size, flat=True)[0].tolist())
         if not input_ids:
@@ -208,15 +205,7 @@ class BatchingEngine:
 
     def _forward(self, plan: Plan) -> Tensor:
         """Logits [ends, vocab] behind the last known token of each request that has got there."""
-        batch = make_batch(self.cache, plan)
-        with paged_model(self.model):
-            return self.model(
-                input_ids=batch.token_ids,
-                position_ids=batch.positions,
-                use_cache=False,
-                logits_to_keep=batch.ends,
-                paged_batch=batch,
-            ).logits[0]
+        return self.passes.read(plan)
 
     def _commit(self, pieces: Iterable[Piece]) -> list[Request]:
         """Notes what is stored now; returns the requests whose last known token was read, in order of their rows."""

@@ -51,6 +51,12 @@ class KernelRows:
         parts = (self.keys, self.values, self.key_scales, self.value_scales)
         return sum(part.nbytes for part in parts if part is not None)
 
+    def copy_blocks(self, sources: Tensor, targets: Tensor) -> None:
+        """Copy blocks int64 [n] of all layers to others."""
+        for part in (self.keys, self.values, self.key_scales, self.value_scales):
+            if part is not None:
+                part[:, targets] = part[:, sources]
+
     def compute(
         self, token_ids: Tensor, positions: Tensor, tables: Tensor, wanted: Tensor, given: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
