@@ -25,16 +25,22 @@ from selenium import webdriver
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 
-CELLS = """
-const widget = window.jupyterapp.shell.currentWidget;
-if (!widget || !widget.content || !widget.content.widgets) return null;
-return widget.content.widgets.filter(c => c.model.type === 'code').map(c => ({
+# The notebook's widget. Not `shell.currentWidget`: that is null until something on the page has had the focus.
+NOTEBOOK = """
+const app = window.jupyterapp;
+const widget = [...app.shell.widgets('main')].find(w => w.content && w.content.widgets && w.sessionContext);
+if (!widget) return null;
+"""
+CELLS = f"""{NOTEBOOK}
+return widget.content.widgets.filter(c => c.model.type === 'code').map(c => ({{
   source: c.model.sharedModel.getSource(),
   count: c.model.executionCount,
   running: c.promptNode ? c.promptNode.textContent.includes('*') : false,
   error: c.model.outputs.toJSON().some(o => o.output_type === 'error'),
-}));
+}}));
 """
+IDLE = f"{NOTEBOOK} const k = widget.sessionContext.session?.kernel; return k && k.status === 'idle'"
+RUN_ALL = f"{NOTEBOOK} app.shell.activateById(widget.id); app.commands.execute('notebook:restart-run-all')"
 
 
 def free_port() -> int:
@@ -93,15 +99,8 @@ def main() -> int:
         driver = browser()
         driver.get(f"http://127.0.0.1:{port}/lab/tree/notebooks/{args.notebook.name}?token={token}")
         wait_for("the notebook", lambda: driver.execute_script(CELLS), 90)
-        wait_for(
-            "the kernel",
-            lambda: driver.execute_script(
-                "const k = window.jupyterapp.shell.currentWidget.sessionContext.session?.kernel;"
-                "return k && k.status === 'idle'"
-            ),
-            90,
-        )
-        driver.execute_script("window.jupyterapp.commands.execute('notebook:restart-run-all')")
+        wait_for("the kernel", lambda: driver.execute_script(IDLE), 90)
+        driver.execute_script(RUN_ALL)
         time.sleep(2)
         driver.execute_script(  # the restart asks for confirmation
             "document.querySelectorAll('.jp-Dialog .jp-mod-accept, .jp-Dialog .jp-mod-warn').forEach(b => b.click())"
@@ -120,7 +119,8 @@ def main() -> int:
             driver.save_screenshot(str(args.screenshot))
         for cell in failed:
             print(f"FAILED cell {cell['count']}:\n{cell['source']}")
-        print(f"{args.notebook.name}: {len(cells) - len(failed)} of {len(cells)} code cells ran without error")
+        ran = sum(cell["count"] is not None and not cell["error"] for cell in cells)
+        print(f"{args.notebook.name}: {ran} of {len(cells)} code cells ran without error")
         return 1 if failed else 0
     finally:
         if driver:
