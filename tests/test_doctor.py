@@ -86,20 +86,6 @@ def test_a_folder_that_cannot_be_written_is_said(monkeypatch):
     assert not check.works and check.needed and "Permission denied" in check.found
 
 
-def test_others_on_the_gpu_are_seen(monkeypatch):
-    """A busy GPU makes every figure of the class wrong, and nobody notices."""
-    monkeypatch.setattr(doctor.torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(doctor.torch.cuda, "memory_reserved", lambda: 0)
-    monkeypatch.setattr(doctor, "_nvidia_smi", lambda *fields: "compute_mode Default")
-    for used_gb, works in ((0.5, True), (20, False)):
-        monkeypatch.setattr(doctor.torch.cuda, "mem_get_info", lambda used=used_gb: (int((80 - used) * 1e9), int(80e9)))
-        check = doctor._gpu_sharing()
-        assert check.works == works and "compute_mode Default" in check.found
-    monkeypatch.undo()
-    monkeypatch.setattr(doctor.subprocess, "run", lambda *_, **__: (_ for _ in ()).throw(FileNotFoundError()))
-    assert doctor._nvidia_smi("name") == ""
-
-
 ENVIRONMENTS = {
     "an unknown profile": ({"LLM_LATENCY_PROFILE": "gpt-9"}, "model", "unknown profile 'gpt-9'"),
     "a cache that is a file": ({"LLM_LATENCY_CACHE": "{file}"}, "cache folder", "cannot make the cache folder"),

@@ -267,11 +267,19 @@ def speculate(
 
 
 @app.command("gpu-check")
-def gpu_check(out: Annotated[Path, typer.Option(help="Folder for the dated JSON.")] = Path("results")) -> None:
-    """Run the CUDA tests, the kernels' benchmarks and the ladder on this machine's GPU. Exit 2 without CUDA."""
+def gpu_check(
+    out: Annotated[Path, typer.Option(help="Folder for the dated JSON and the pages.")] = Path("results"),
+    minutes: Annotated[float, typer.Option(help="Time budget; the next call continues.")] = 15.0,
+    profile: Annotated[str | None, typer.Option(help="Of ladder and notebooks; the largest downloaded.")] = None,
+) -> None:
+    """Run CUDA tests, kernels, ladder and notebooks on this machine's GPU, most valuable first. Exit 2 without CUDA."""
     from every_millisecond.gpu_check import main
 
-    raise typer.Exit(main(out))
+    try:
+        code = main(out, minutes=minutes, profile=profile)
+    except (ValueError, OSError) as error:
+        raise _fail(error) from error
+    raise typer.Exit(code)
 
 
 @app.command()

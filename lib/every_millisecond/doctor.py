@@ -14,47 +14,20 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 from rich.markup import escape
 from rich.table import Table
 
-from every_millisecond import openmp
+from every_millisecond import gpu_card, openmp
+from every_millisecond.machine_check import Check, Row
 from llm_latency import files, hardware, models
 from llm_latency.engine import kernel_library
 from llm_latency.host import memory_bytes, usable_cores
 
 QUIET = 0.8  # of the cores that this process may use must be free
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One thing that was asked: its name, whether it works, what was found, and what to do if it does not."""
-
-    name: str
-    works: bool
-    found: str
-    remedy: str = ""
-    needed: bool = False  # the course's default notebooks cannot do without it
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A question of the doctor's. remedy: for when asking it fails by itself, which is an answer, too."""
-
-    name: str
-    ask: Callable[[], Check]
-    remedy: str
-    needed: bool = False
-
-    def check(self) -> Check:
-        try:
-            return self.ask()
-        except Exception as error:  # whatever is broken here is what the doctor is for
-            return Check(self.name, False, f"{type(error).__name__}: {error}", self.remedy, self.needed)
 
 
 # What torch.compile's generated code asks of a compiler on the CPU: C++17, a shared library, Python's headers.
@@ -104,11 +77,11 @@ def compile_unavailable() -> str | None:
 
 def checks() -> list[Check]:
     """Everything the course may use, asked of this machine itself and never guessed from a name."""
-    return [row.check() for row in ROWS]
+    return [*(row.check() for row in ROWS), *gpu_card.checks()]
 
 
 def class_checks() -> list[Check]:
-    """What a teacher wants to know of each seat before the class begins: space, memory, cores, port, sharing."""
+    """What a teacher wants to know of each seat before the class begins: space, memory, cores, port."""
     return [row.check() for row in CLASS_ROWS]
 
 
@@ -190,12 +163,6 @@ def _cache() -> Check:
     return Check("cache folder", True, f"{folder}, {shutil.disk_usage(folder).free / 1e9:.0f} GB free")
 
 
-def _cuda() -> Check:
-    if torch.cuda.is_available():
-        return Check("CUDA", True, torch.cuda.get_device_name(0))
-    return Check("CUDA", False, "none; the notebooks teach the same on the CPU", "nothing to do without an NVIDIA GPU")
-
-
 def _sdpa() -> Check:
     q = torch.ones(1, 1, 2, 8)
     torch.nn.functional.scaled_dot_product_attention(q, q, q)
@@ -220,7 +187,7 @@ def _flash_attn() -> Check:
         version = _version(package)
         if version and torch.cuda.is_available():
             return Check("flash-attn", True, f"{package} {version}")
-    remedy = "on a CUDA machine: pip install --no-build-isolation -e '.[gpu]'; SDPA serves in its place"
+    remedy = "on a CUDA machine with nvcc: pip install --no-build-isolation -e '.[gpu]'; SDPA serves in its place"
     return Check("flash-attn", False, "not usable here; attention falls back to SDPA", remedy)
 
 
@@ -319,34 +286,11 @@ def _writable() -> Check:
         return Check("write", False, f"{here}: {error.strerror}", "copy the course to a folder of yours", needed=True)
 
 
-def _gpu_sharing() -> Check:
-    """Whether someone else is on the GPU: then every time measured there is theirs, too."""
-    if not torch.cuda.is_available():
-        return Check("GPU sharing", True, "no GPU: every seat measures its own CPU")
-    free, total = torch.cuda.mem_get_info()
-    used = (total - free - torch.cuda.memory_reserved()) / 1e9
-    modes = _nvidia_smi("compute_mode", "mig.mode.current", "utilization.gpu")
-    found = f"{used:.1f} of {total / 1e9:.0f} GB used by others or the driver{'; ' + modes if modes else ''}"
-    return Check("GPU sharing", used < 2, found, "one at a time when timing: docs/classroom.md, Sharing one GPU")
-
-
-def _nvidia_smi(*fields: str) -> str:
-    """The named facts of the first GPU as text; empty where nvidia-smi is not there."""
-    command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
-    try:
-        lines = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.splitlines()
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    values = [value.strip() for value in lines[0].split(",")] if lines else []
-    return ", ".join(f"{field} {value}" for field, value in zip(fields, values, strict=False))
-
-
 CACHE_REMEDY = "set LLM_LATENCY_CACHE to a folder of yours"
 ROWS = (
     Row("python", _python, "pip install --upgrade --force-reinstall transformers", needed=True),
     Row("model", _model, "unset LLM_LATENCY_PROFILE or set it to a known profile; llm-latency fetch", needed=True),
     Row("cache folder", _cache, CACHE_REMEDY, needed=True),
-    Row("CUDA", _cuda, "the driver or torch's build is at fault; python -c 'import torch; torch.cuda.init()' tells"),
     Row("SDPA", _sdpa, "pip install --upgrade torch", needed=True),
     Row("Triton", _triton, "pip install --force-reinstall triton; its cells are skipped here"),
     Row("flash-attn", _flash_attn, "SDPA serves in its place"),
@@ -361,5 +305,4 @@ CLASS_ROWS = (
     Row("cores", _cores, "share fewer seats per machine"),
     Row("port", _port, "jupyter lab --port=...", needed=True),
     Row("write", _writable, "copy the course to a folder of yours", needed=True),
-    Row("GPU sharing", _gpu_sharing, "one at a time when timing: docs/classroom.md, Sharing one GPU"),
 )

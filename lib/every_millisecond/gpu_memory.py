@@ -1,0 +1,430 @@
+"""The GPU memory that each notebook holds at its fullest, counted from the shapes of what its cells make.
+
+Nothing is loaded and no GPU is needed: a model's weights, a decoder's copies, a cache are closed forms of the model's
+shape. Each function `_NN` below follows a notebook's cells in order, with the cells' numbers; a test compares what it
+counts with the calls that stand in the notebook, and the closed forms with the allocator of a (pretended) GPU.
+
+Counted: weights and their copies in every format, caches, drafts, what is in the way while a matrix is rounded, logits
+of scored texts, attention's scores where they are stored, and the models of child processes. Not counted, but allowed
+for with `RESERVE` in each process: CUDA's context, workspaces of kernels, activations of a short pass, the allocator's
+rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import torch
+
+from every_millisecond.request import NEW_TOKENS, PROMPT_TOKENS
+from llm_latency import hardware, models, roofline
+from llm_latency.models.loading import BORROWED_VOCABULARY
+from llm_latency.models.loading import SHAPES as RANDOM
+from llm_latency.roofline import FORMATS, ModelShape
+
+RESERVE = 750_000_000  # bytes of a process that no tensor of ours accounts for
+GOALS_GB = {"smollm2-135m": 4, "smollm2-1.7b": 15, "qwen2.5-7b": 40, "llama-7b-shape": 40}
+CARD_OF = {"smollm2-135m": "T4", "smollm2-1.7b": "T4", "qwen2.5-7b": "A100-40GB-SXM", "llama-7b-shape": "A100-40GB-SXM"}
+OLD = ("T4",)  # cards that do not multiply BF16: a fast decoder's cache is FP32 there
+LARGE_GB = 22  # notebook 10 replays its cycles on a model in Llama-2-7B's shape where a card has so much
+READING = 512  # tokens of the text that quality is read from
+SLOTS = 2048  # of a fast decoder's cache, unless the model's own limit is lower
+# While a matrix is rounded, FP32 intermediates lie beside it: so many times its FP32 bytes, at most.
+ROUNDING = {"int8": 1.75, "int4": 2.75}
+
+PAIRS: dict[str, tuple[ModelShape, ModelShape]] = {
+    "smollm2-135m": (
+        roofline.SHAPES["smollm2-135m"],
+        ModelShape("its shipped draft", 1, 576, 1536, 9, 3, 64, 49152, tied=True),
+    ),
+    "smollm2-1.7b": (roofline.SHAPES["smollm2-1.7b"], roofline.SHAPES["smollm2-135m"]),
+    "qwen2.5-7b": (
+        roofline.SHAPES["qwen2.5-7b"],
+        ModelShape("qwen2.5-0.5b", 24, 896, 4864, 14, 2, 64, 151936, tied=True, qkv_bias=True),
+    ),
+    "llama-7b-shape": tuple(
+        ModelShape(
+            name,
+            layers=sizes["num_hidden_layers"],
+            hidden=sizes["hidden_size"],
+            ffn=sizes["intermediate_size"],
+            heads=sizes["num_attention_heads"],
+            kv_heads=sizes["num_attention_heads"],
+            head_dim=sizes["hidden_size"] // sizes["num_attention_heads"],
+            vocab=BORROWED_VOCABULARY,
+        )
+        for name, sizes in RANDOM.items()
+    ),
+}
+
+
+# -- closed forms -----------------------------------------------------------------------------------------------------
+
+
+def model_bytes(shape: ModelShape, dtype: str) -> int:
+    """A transformers model's parameters."""
+    return roofline.parameter_bytes(shape, dtype)
+
+
+def packed_bytes(rows: int, columns: int, weights: str, copies: bool) -> int:
+    """A matrix [rows, columns] of the fast decoder in its format, with a BF16 copy for prefill if `copies`."""
+    if weights == "int8":
+        columns_read = -(-columns // 32) * 32
+        return rows * columns_read + 2 * rows + 2 * rows * columns * copies
+    if weights == "int4":
+        rows_read = -(-rows // 16) * 16
+        return FORMATS["int4"].nbytes(rows_read, columns) + 2 * rows * columns * copies
+    return FORMATS[weights].nbytes(rows, columns)
+
+
+def decoder_bytes(
+    shape: ModelShape,
+    weights: str,
+    *,
+    source: str,
+    head: str | None = None,
+    copies: bool = True,
+    bf16: bool = True,
+    slots: int = SLOTS,
+) -> int:
+    """What a FastDecoder adds to the model in dtype `source` that it is made from: its matrices, tables and caches.
+
+    A head or embedding in the model's own dtype is the model's tensor, and no copy.
+    """
+    compute = "float32" if weights == "float32" else "bfloat16"
+    head = head or ("int8" if weights == "int4" else weights)
+    total = 0 if compute == source else FORMATS[compute].nbytes(shape.vocab, shape.hidden)  # the embedding
+    if head != source:
+        total += packed_bytes(shape.vocab, shape.hidden, head, copies)
+    q, k, v, out = shape.attention_matrices()
+    gate, up, down = shape.ffn_matrices()
+    fused = [(q[0] + k[0] + v[0], shape.hidden), out, (gate[0] + up[0], shape.hidden), down]
+    layer = sum(packed_bytes(*matrix, weights, copies) for matrix in fused)
+    layer += shape.layer_bias_values() * FORMATS[compute].bits // 8 + 2 * shape.hidden * 4
+    cache = FORMATS["float32" if compute == "float32" or not bf16 else "bfloat16"].bits // 8
+    total += shape.layers * (layer + 2 * shape.kv_heads * slots * shape.head_dim * cache)
+    return total + 4 * shape.hidden + 2 * slots * shape.head_dim * cache  # last norm, cos and sin
+
+
+def rounding_bytes(shape: ModelShape, weights: str, head: str | None = None) -> int:
+    """The most that lies in the way while a fast decoder's matrices are rounded."""
+    head = head or ("int8" if weights == "int4" else weights)
+    widest = 4 * shape.hidden * max(2 * shape.ffn, (shape.heads + 2 * shape.kv_heads) * shape.head_dim)
+    return int(max(ROUNDING.get(weights, 0) * widest, ROUNDING.get(head, 0) * 4 * shape.vocab * shape.hidden))
+
+
+# -- the fullest moment -----------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Book:
+    """What lies on the card while a notebook runs, by name, and the fullest moment that there was.
+
+    calls: how often the notebook loads a target, loads a draft, makes a fast decoder, copies a model.
+    """
+
+    profile: str
+    card_gb: float
+    bf16: bool
+    held: dict[str, int] = field(default_factory=dict)
+    fullest: dict[str, int] = field(default_factory=dict)
+    cell: int = 0
+    calls: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CALLS, 0))
+
+    @property
+    def shape(self) -> ModelShape:
+        return PAIRS[self.profile][0]
+
+    @property
+    def half(self) -> str:
+        """The 16-bit format, by its bytes: FP16 and BF16 are of one size."""
+        return "bfloat16"
+
+    @property
+    def own(self) -> str:
+        """The profile's own dtype."""
+        return "float32" if self.profile == "smollm2-135m" else "bfloat16"
+
+    @property
+    def nbytes(self) -> int:
+        """At the fullest moment, with the reserve of each process."""
+        return sum(self.fullest.values())
+
+    def hold(self, cell: int, name: str, nbytes: int) -> None:
+        """From this cell on."""
+        self.held[name] = nbytes
+        self.passing(cell, {})
+
+    def free(self, *names: str) -> None:
+        for name in names:
+            del self.held[name]
+
+    def passing(self, cell: int, more: dict[str, int]) -> None:
+        """What lies there for a moment beside what is held."""
+        now = {"what no tensor accounts for": RESERVE} | self.held | more
+        if sum(now.values()) > sum(self.fullest.values()):
+            self.fullest, self.cell = now, cell
+
+    # -- what cells do ------------------------------------------------------------------------------------------
+
+    def target(self, cell: int, name: str, dtype: str) -> None:
+        self.calls["load_target"] += 1
+        self.hold(cell, name, model_bytes(self.shape, dtype))
+
+    def draft(self, cell: int, name: str, dtype: str) -> None:
+        self.calls["load_draft"] += 1
+        self.hold(cell, name, model_bytes(PAIRS[self.profile][1], dtype))
+
+    def decoder(self, cell: int, name: str, weights: str, source: str = "float32", **options) -> None:
+        self.calls["from_model"] += 1
+        way = rounding_bytes(self.shape, weights, options.get("head"))
+        self.held[name] = decoder_bytes(self.shape, weights, source=source, bf16=self.bf16, **options)
+        self.passing(cell, {"rounding": way})
+
+    def copied(self, cell: int, name: str, source: str, dtype: str) -> None:
+        """copy.deepcopy(model).to(dtype): the copy is there whole in the old dtype before it is narrowed."""
+        self.calls["deepcopy"] += 1
+        self.passing(cell, {f"{name}, still as it was": model_bytes(self.shape, source)})
+        self.hold(cell, name, model_bytes(self.shape, dtype))
+
+    def cache(self, cell: int, name: str, tokens: int, dtype: str) -> None:
+        self.hold(cell, name, roofline.cache_bytes(self.shape, tokens, cache=dtype))
+
+    def scored(self, cell: int, texts: int = 1, tokens: int = READING) -> None:
+        """Logits of a text in FP32, and their logarithms beside them."""
+        self.passing(cell, {"logits": 4 * tokens * self.shape.vocab * (1 + texts)})
+
+    def scores(self, cell: int, tokens: int, dtype: str = "float32") -> None:
+        """Attention by the formula: products, their mask applied, weights."""
+        each = self.shape.heads * tokens * tokens * FORMATS[dtype].bits // 8
+        self.passing(cell, {"attention's scores": 3 * each})
+
+    def rung(self, cell: int, dtype: str, weights: str | None = None) -> None:
+        """A process of the ladder: its model, and the fast decoder and the draft if it has one."""
+        more = {"the rung's process": RESERVE, "the rung's model": model_bytes(self.shape, dtype)}
+        if weights is not None:
+            more["the rung's decoder"] = decoder_bytes(self.shape, weights, source=dtype, bf16=self.bf16)
+            more["the rung's draft"] = 2 * model_bytes(PAIRS[self.profile][1], dtype)
+            more["rounding"] = rounding_bytes(self.shape, weights)
+        else:
+            more["its logits"] = 2 * 4 * READING * self.shape.vocab
+        self.passing(cell, more)
+
+
+# The ways by which a cell brings a model's weights to the card, as a test finds them in the notebooks.
+CALLS = ("load_target", "load_draft", "from_model", "deepcopy")
+ANSWER = PROMPT_TOKENS + NEW_TOKENS
+
+
+def _00(book: Book) -> None:
+    book.target(4, "the model, FP32", "float32")
+    book.cache(12, "its cache", ANSWER, "float32")
+    book.cache(12, "the cache of `generate`", ANSWER, "float32")
+    book.rung(19, "float32")
+
+
+def _01(book: Book) -> None:
+    book.target(3, "the model", book.own)
+    book.cache(3, "its cache", ANSWER, book.own)
+    book.hold(22, "three matrices of 8192 rows", 3 * 4 * 8192**2)
+    book.target(30, "a fresh model", book.own)
+
+
+def _02(book: Book) -> None:
+    book.target(3, "the model, FP32", "float32")
+    book.cache(29, "its cache", 1024, "float32")
+    book.scores(31, 1024)
+
+
+def _03(book: Book) -> None:
+    book.target(4, "the model, FP32", "float32")
+    book.cache(4, "its cache", 2 * READING, "float32")
+    layers = 4 * sum(out * into for out, into in book.shape.layer_matrices()) * 4
+    book.passing(21, {"the matrices of four layers, FP32": layers})
+
+
+def _04(book: Book) -> None:
+    book.target(2, "the model, FP32", "float32")
+    book.cache(4, "the cache that grows", 2 * READING, "float32")
+    book.cache(13, "a static cache, 512 slots", 512, "float32")
+    book.scored(13, tokens=PROMPT_TOKENS)
+    book.cache(28, "a static cache, 4096 slots", 4096, "float32")
+
+
+def _05(book: Book) -> None:
+    book.target(5, "the model, FP32", "float32")
+    layers = 4 * sum(out * into for out, into in book.shape.layer_matrices()) * 4
+    book.passing(7, {"the matrices of four layers, FP32": layers})
+    book.target(9, "the model in 16 bits", book.half)
+    book.target(9, "a second FP32 model, until it takes the first one's weights", "float32")
+    book.free("a second FP32 model, until it takes the first one's weights")
+    book.cache(13, "caches", 3 * ANSWER, "float32")
+    book.scored(14)
+    book.scores(24, 1024)
+    layer = sum(out * into for out, into in book.shape.layer_matrices()) * (2 + 4)
+    book.calls["deepcopy"] += 1
+    book.passing(31, {"a layer, copied and in FP32": layer})
+
+
+def _06(book: Book) -> None:
+    book.target(4, "the model in 16 bits", book.half)
+    book.cache(4, "its cache", ANSWER, book.half)
+    book.target(37, "the model, FP32, attention by hand", "float32")
+    book.passing(40, {"scores of 3 heads and 4096 tokens": 4 * 3 * 4 * 4096**2})
+    book.target(51, "the model, FP32, SDPA", "float32")
+    book.scores(51, 1024)
+
+
+def _07(book: Book) -> None:
+    book.target(4, "the model in 16 bits", book.half)
+    book.cache(4, "its cache", ANSWER, book.half)
+    book.target(16, "the model, FP32", "float32")
+    book.cache(16, "the cache that is looked at", PROMPT_TOKENS, "float32")
+    book.cache(30, "the caches of `generate`", 2 * ANSWER, "float32")
+    book.scored(36, tokens=769)
+    book.scored(39, texts=2, tokens=500)
+    book.cache(45, "caches of 4,096 tokens", 2 * 4096, book.half)
+    book.free("caches of 4,096 tokens")
+
+
+def _08(book: Book) -> None:
+    book.target(4, "the model, FP32", "float32")
+    book.copied(4, "a copy in BF16", "float32", "bfloat16")
+    book.target(19, "a model for INT4", "bfloat16")
+    matrices = book.shape.layers * sum(packed_bytes(*m, "int4", False) for m in book.shape.layer_matrices())
+    ends = (1 if book.shape.tied else 2) * FORMATS["bfloat16"].nbytes(book.shape.vocab, book.shape.hidden)
+    book.passing(19, {"its INT4 layers": matrices})
+    book.free("a model for INT4")
+    book.hold(19, "the model with INT4 layers", matrices + ends)
+    book.decoder(22, "the decoder in FP32", "float32")
+    book.decoder(22, "the decoder in BF16", "bfloat16")
+    book.decoder(22, "the decoder in INT8, with copies", "int8")
+    book.decoder(22, "the decoder in INT4 throughout, with copies", "int4", head="int4")
+    book.decoder(22, "the decoder in INT4, with copies", "int4", head="int8")
+    book.scored(36)
+    book.passing(38, {"matrices to be put back": 4 * book.shape.layers * book.shape.ffn * book.shape.hidden})
+    rounded = 4 * book.shape.layers * sum(out * into for out, into in book.shape.layer_matrices())
+    book.passing(42, {"all matrices, to be put back": rounded})
+    book.decoder(44, "INT8 without copies", "int8", copies=False)
+    book.decoder(44, "INT4 without copies", "int4", copies=False)
+    book.calls["from_model"] += 1  # cell 51: on a CPU alone
+    book.calls["load_target"] += 1  # cell 57: where torchao is installed, in `make peers` alone
+
+
+def _10(book: Book) -> None:
+    book.target(4, "the model, FP32", "float32")
+    book.decoder(4, "our target, BF16", "bfloat16")
+    book.decoder(4, "the decoder in INT4, with copies", "int4")
+    book.draft(13, "the draft, FP32", "float32")
+    draft = PAIRS[book.profile][1]
+    book.calls["load_draft"] += 1
+    book.hold(25, "the draft that decodes", 2 * model_bytes(draft, book.own))
+    book.decoder(28, "the decoder in FP32", "float32")
+    book.decoder(39, "the decoder in BF16", "bfloat16")
+    book.scored(60, tokens=ANSWER)
+    book.decoder(63, "a copy of the target as its draft", "bfloat16")
+    book.calls["load_target"] += 1
+    book.calls["load_draft"] += 1
+    book.calls["from_model"] += 1
+    if book.card_gb >= LARGE_GB:
+        for large in PAIRS["llama-7b-shape"]:
+            book.hold(67, large.name, model_bytes(large, "bfloat16"))
+            added = decoder_bytes(large, "bfloat16", source="bfloat16", bf16=book.bf16)
+            book.hold(67, f"its decoder, {large.name}", added)
+
+
+def _11(book: Book) -> None:
+    fast = "bfloat16" if book.bf16 else "float32"
+    book.target(3, "the model", fast)
+    book.cache(4, "its cache", ANSWER, fast)
+    book.target(24, "the model, FP32", "float32")
+    book.cache(24, "pages", 8 * 16, "float32")
+    book.free("the model, FP32", "pages")
+    book.cache(28, "pages of an engine, and of the one before", 2 * 512 * 16, fast)
+
+
+def _12(book: Book) -> None:
+    book.target(3, "the model, FP32", "float32")
+    book.cache(3, "its cache", ANSWER, "float32")
+    book.cache(25, "pages of two engines", 2 * 64 * 16, "float32")
+
+
+def _13(book: Book) -> None:
+    book.rung(6, "float32")
+    book.rung(6, book.own, "int4")
+    book.target(14, "the model, FP32", "float32")
+    book.decoder(14, "the decoder in INT4, with copies", "int4")
+    book.scored(14, texts=2)
+    book.target(16, "a model for INT2", "float32")
+    book.decoder(17, "the decoder in FP32", "float32")
+    book.scored(17, texts=2)
+
+
+NOTEBOOKS: dict[str, Callable[[Book], None]] = {
+    "00": _00, "01": _01, "02": _02, "03": _03, "04": _04, "05": _05, "06": _06,
+    "07": _07, "08": _08, "10": _10, "11": _11, "12": _12, "13": _13,
+}  # fmt: skip
+
+
+def count(notebook: str, profile: str, *, card_gb: float | None = None, bf16: bool | None = None) -> Book:
+    """The book of a notebook ("08") on a profile. card_gb, bf16: of the card; None takes the card of `CARD_OF`.
+
+    Raises KeyError for an unknown notebook or profile.
+    """
+    if notebook not in NOTEBOOKS:
+        raise KeyError(f"no notebook {notebook!r}; expected one of {', '.join(NOTEBOOKS)}")
+    if profile not in PAIRS:
+        raise KeyError(f"no shape of profile {profile!r}; expected one of {', '.join(PAIRS)}")
+    card = CARD_OF[profile]
+    card_gb = hardware.DATASHEET[card].memory_gb if card_gb is None else card_gb
+    book = Book(profile, card_gb, card not in OLD if bf16 is None else bf16)
+    NOTEBOOKS[notebook](book)
+    return book
+
+
+def needs(profile: str) -> dict[str, int]:
+    """Bytes of each notebook on this machine's GPU."""
+    total = torch.cuda.get_device_properties(0).total_memory
+    bf16 = hardware.bf16_is_native("cuda")
+    return {number: count(number, profile, card_gb=total / 1e9, bf16=bf16).nbytes for number in NOTEBOOKS}
+
+
+def check_card(notebook: str, profile: str | None = None) -> None:
+    """Raise RuntimeError if this machine's GPU cannot hold a notebook on a profile, before anything is loaded.
+
+    Without a GPU there is nothing to say. None: the profile that would be chosen here.
+    """
+    if not torch.cuda.is_available():
+        return
+    name = models.choose_profile(profile)[0].name
+    free, total = torch.cuda.mem_get_info()
+    book = count(notebook, name, card_gb=total / 1e9, bf16=hardware.bf16_is_native("cuda"))
+    if book.nbytes <= free:
+        return
+    largest = sorted(book.fullest, key=book.fullest.get, reverse=True)[:3]
+    named = "; ".join(f"{part} {book.fullest[part] / 1e9:.1f} GB" for part in largest)
+    others = f", of which {(total - free) / 1e9:.1f} GB are in use" if total - free > RESERVE else ""
+    fitting = [other for other in GOALS_GB if not other.endswith("-shape") and needs(other)[notebook] <= free]
+    remedy = f"set LLM_LATENCY_PROFILE={fitting[-1]}" if fitting else "run it on a larger card, or on the CPU"
+    raise RuntimeError(
+        f"notebook {notebook} on profile {name} needs {book.nbytes / 1e9:.1f} GB on the GPU in cell {book.cell} "
+        f"({named}); {torch.cuda.get_device_name()} has {total / 1e9:.1f} GB{others}: {remedy}"
+    )
+
+
+def table(profiles: Iterable[str] = GOALS_GB) -> str:
+    """The counted table in Markdown: GB at the fullest moment, and the cell. Bold: more than the profile's goal."""
+    names = list(profiles)
+    head = [f"{name} ({GOALS_GB[name]} GB, {CARD_OF[name]})" for name in names]
+    lines = ["| notebook | " + " | ".join(head) + " |", "|---|" + "---:|" * len(names)]
+    for notebook in NOTEBOOKS:
+        cells = []
+        for name in names:
+            book = count(notebook, name)
+            said = f"{book.nbytes / 1e9:.1f}"
+            cells.append(f"{f'**{said}**' if book.nbytes > GOALS_GB[name] * 1e9 else said} in [{book.cell}]")
+        lines.append(f"| {notebook} | " + " | ".join(cells) + " |")
+    fits = [sum(count(n, name).nbytes <= GOALS_GB[name] * 1e9 for n in NOTEBOOKS) for name in names]
+    lines.append("| fit | " + " | ".join(f"{n} of {len(NOTEBOOKS)}" for n in fits) + " |")
+    return "\n".join(lines)
