@@ -10,6 +10,8 @@ import sys
 import pytest
 import torch
 
+from every_millisecond import doctor
+
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed here")
 without_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="with CUDA the kernels are compiled")
 
@@ -40,6 +42,7 @@ def test_a_fresh_process_interprets_without_being_told():
 
 
 @without_cuda
+@pytest.mark.skipif(doctor.compile_unavailable() is not None, reason=f"compile: {doctor.compile_unavailable()}")
 def test_triton_imported_earlier_and_compile_used_before_and_after():
     """Guards against tl.max fixed as a compiled function by an earlier import, and against breaking torch.compile."""
     compiled = """

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from every_millisecond import cli, doctor, openmp
@@ -245,3 +246,11 @@ def test_a_library_below_a_blank_is_preloaded_by_a_link(monkeypatch, tmp_path):
     monkeypatch.setenv("LLM_LATENCY_CACHE", str(tmp_path / "no way"))
     assert openmp.process_environment({}) == {}, "better none than half a name"
     assert not doctor._preload().works and "without a space" in doctor._preload().remedy
+
+
+def test_a_blank_in_the_path_is_named_before_the_compiler_fails(monkeypatch):
+    """cases.md 37: below "my course" torch.compile fails in a compiler's words; the doctor says why."""
+    monkeypatch.setattr(torch, "__file__", "/my course/torch/__init__.py")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "blank in its name" in doctor.compile_unavailable()
+    assert "no blank" in doctor._compile().remedy

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
-from every_millisecond import openmp
+from every_millisecond import doctor, openmp
 from every_millisecond.request import quoting_prompt, shared_prefix, standard_prompt
 from llm_latency.engine import DecoderOptions, FastDecoder
 from llm_latency.engine.attention import attend_grouped, causal_mask
@@ -354,6 +354,7 @@ def test_matrices_know_their_kernel():
         assert matrix.kernel
 
 
+@pytest.mark.skipif(doctor.compile_unavailable() is not None, reason=f"compile: {doctor.compile_unavailable()}")
 @pytest.mark.skipif(sys.platform != "linux", reason="compiling on the CPU is tested on Linux only")
 def test_compiled_in_a_process_with_one_openmp_runtime(tmp_path):
     """Guards against two OpenMP runtimes in one process, which make a compiled step several times slower than an eager
@@ -395,6 +396,7 @@ def test_process_environment(monkeypatch):
     if library is None:
         pytest.skip("this torch brings no libgomp of its own, so there is nothing to preload")
     assert library.is_file()
+    library = openmp.preloadable()  # the same by a name without blanks
     monkeypatch.setenv("LD_PRELOAD", "")
     assert openmp.process_environment()["LD_PRELOAD"] == str(library)
     once = openmp.process_environment({"LD_PRELOAD": "other.so", "X": "1"})

@@ -71,6 +71,10 @@ def compile_unavailable() -> str | None:
     """Why torch.compile cannot work here, or None."""
     if torch.cuda.is_available():
         return None if _version("triton") else "no triton"
+    if " " in torch.__file__:
+        return (
+            "PyTorch lies below a folder with a blank in its name, and torch.compile calls the compiler without quotes"
+        )
     found = compiler()
     return _compiler_fails(found) if found else "no C++ compiler"
 
@@ -197,6 +201,8 @@ def _compile() -> Check:
         remedy = (
             "install a C++ compiler and Python's headers (Debian: apt install g++ python3-dev; macOS: xcode-select)"
         )
+        if " " in torch.__file__:
+            remedy = "move the course to a folder whose path has no blank, and set it up there"
         return Check("torch.compile", False, reason, remedy)
     return Check("torch.compile", True, "Triton" if torch.cuda.is_available() else f"C++ through {compiler()}")
 

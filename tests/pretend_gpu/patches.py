@@ -150,7 +150,8 @@ def pretend(card: str = "A100-80GB") -> Iterator[Gpu]:
     overwrite = torch.__future__.get_overwrite_module_params_on_conversion()
     with contextlib.ExitStack() as stack:
         enter = stack.enter_context
-        enter(mock.patch.dict(os.environ, {"TRITON_INTERPRET": "1"}))  # before Triton's kernels are read
+        # As triton_block does, and for good: a file of kernels that is read later, outside, would else be compiled.
+        os.environ.setdefault("TRITON_INTERPRET", "1")
         enter(mock.patch.multiple(torch.cuda, create=True, **_cuda(gpu)))
         enter(mock.patch.object(torch.version, "cuda", "12.8"))
         enter(mock.patch.object(torch, "Generator", Generator))
