@@ -28,21 +28,20 @@ NBVAL += ["-p", "no:cacheprovider"]
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage: what it is, about how long it takes on two quiet cores, and its commands (arguments of Python)."""
+    """One stage: what it is, and its commands (arguments of Python)."""
 
     name: str
     title: str
-    minutes: float
     commands: tuple[tuple[str, ...], ...]
     threads: int | None = None  # of torch in each process; None: as many as there are cores
 
 
 STAGES = [
-    Stage("model", "the course's model is there", 0.1, (("-m", "every_millisecond.cli", "fetch"),)),
-    Stage("lint", "ruff", 0.1, (("-m", "ruff", "check", "."), ("-m", "ruff", "format", "--check", "."))),
-    Stage("library", "tests/", 6, (("-m", "pytest", "tests", "-n", "2", "--dist", "loadfile"),), threads=1),
-    Stage("solutions", "solved exercises", 0.5, ((*NBVAL, "-n", "2", "--dist", "loadscope", "solutions"),), threads=1),
-    Stage("notebooks", "notebooks against their stored outputs", 8, ((*NBVAL, "notebooks"),)),
+    Stage("model", "the course's model is there", (("-m", "every_millisecond.cli", "fetch"),)),
+    Stage("lint", "ruff", (("-m", "ruff", "check", "."), ("-m", "ruff", "format", "--check", "."))),
+    Stage("library", "tests/", (("-m", "pytest", "tests", "-n", "2", "--dist", "loadfile"),), threads=1),
+    Stage("solutions", "solved exercises", ((*NBVAL, "-n", "2", "--dist", "loadscope", "solutions"),), threads=1),
+    Stage("notebooks", "notebooks against their stored outputs", ((*NBVAL, "notebooks"),)),
 ]
 
 
@@ -87,7 +86,7 @@ def main() -> int:
     results: list[tuple[Stage, float, bool]] = []
     with company(args.busy):
         for stage in (stage for stage in STAGES if stage.name in chosen):
-            print(f"\n=== {stage.name}: {stage.title} (about {stage.minutes:g} min on two quiet cores)", flush=True)
+            print(f"\n=== {stage.name}: {stage.title}", flush=True)
             begin = time.monotonic()
             extra = args.pytest if stage.name == "library" else []
             passed = all(
