@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+
 from llm_latency.text.prompt import chat_text, encode_prompt, token_ids
 
 PROMPT_TOKENS = 256
@@ -24,17 +27,34 @@ def two_sum(numbers, target):
 _QUESTION = "Explain to a beginner why this solution works and how long it takes."
 _QUOTE = "Write the solution out again, word for word, in a code block, and nothing else."
 
-# Notes between statement and solution; as many tokens of them are used as the wanted length leaves room for.
+# Notes between statement and solution: as many whole sentences, from the first on, as the wanted length has room for.
 _NOTES = (
-    "Format: plain English, short sentences, no headings, no lists. Name each variable once and say what it "
-    "holds. Begin with the idea, then walk through the loop, then give the running time. Notes for the tutor: a "
-    "first attempt often compares every number with every other one, which is right but slow on a long list. A "
-    "dictionary remembers what has been seen, so that one look-up replaces an inner loop. The order of the two "
-    "steps inside the loop matters: look first, then store, or a number could be paired with itself. Negative "
-    "numbers and zero need no special care. A number that appears twice is found at its second place. Memory "
-    "grows with the list, time does too, and the list is read only once. If the list were sorted, two fingers "
-    "moving towards each other would need no dictionary at all. Hidden tests use lists of up to a hundred "
-    "thousand numbers. Praise what is good in the learner's code before you suggest a change. "
+    "Format: plain English, short sentences, no headings, no lists.",
+    "Name each variable once and say what it holds.",
+    "Begin with the idea, then walk through the loop, then give the running time.",
+    "Notes for the tutor: a first attempt often compares every number with every other one, which is right but slow on "
+    "a long list.",
+    "A dictionary remembers what has been seen, so that one look-up replaces an inner loop.",
+    "The order of the two steps inside the loop matters: look first, then store, or a number could be paired with "
+    "itself.",
+    "Negative numbers and zero need no special care.",
+    "A number that appears twice is found at its second place.",
+    "Memory grows with the list, time does too, and the list is read only once.",
+    "If the list were sorted, two fingers moving towards each other would need no dictionary at all.",
+    "Hidden tests use lists of up to a hundred thousand numbers.",
+    "Praise what is good in the learner's code before you suggest a change.",
+)
+
+# Short ones of several lengths, to make the number of tokens exact without breaking off in the middle of a sentence.
+_SHORT = (
+    "Think.",
+    "Be kind.",
+    "Be brief here.",
+    "Stay close to the code.",
+    "Use no formulas.",
+    "One example is enough.",
+    "Do not rewrite it.",
+    "Speak to one person, as a friend would.",
 )
 
 
@@ -44,7 +64,8 @@ def standard_prompt(tokenizer, tokens: int = PROMPT_TOKENS) -> str:
     Longer prompts repeat the notes. The text already holds the template's special tokens: encode it with
     `encode_prompt`, which adds no second beginning-of-text token.
 
-    Raises ValueError if `tokens` is too small for the statement and the question, or no cut gives that number.
+    Every sentence is whole. Raises ValueError if `tokens` is too small for the statement and the question, or no choice
+    of sentences gives that number.
     """
     return _fitted(tokenizer, tokens, _QUESTION)
 
@@ -59,26 +80,28 @@ def quoting_prompt(tokenizer, tokens: int = PROMPT_TOKENS) -> str:
 
 
 def _fitted(tokenizer, tokens: int, question: str) -> str:
-    """The request with a question, its notes cut so that it has exactly `tokens` ids."""
-    notes = token_ids(tokenizer, _NOTES)
-    least = len(encode_prompt(tokenizer, _text(tokenizer, "", question)))
+    """The request with a question, and with notes chosen such that it has exactly `tokens` ids."""
+    least = len(encode_prompt(tokenizer, _text(tokenizer, [], question)))
     if tokens < least:
         raise ValueError(f"tokens={tokens}: the request without its notes already has {least} tokens")
-    filler = notes * (1 + (tokens - least) // len(notes) + 1)
-    # Tokens merge at the seams of the repeated notes, so the first guess may be off: correct it by what is missing,
-    # then look at its neighbours.
-    keep = tokens - least
-    tried: set[int] = set()
-    for offset in [0] * 10 + sorted(range(-8, 9), key=abs):
-        text = _text(tokenizer, tokenizer.decode(filler[: max(0, keep + offset)]), question)
-        missing = tokens - len(encode_prompt(tokenizer, text))
-        if missing == 0:
-            return text
-        if keep not in tried and offset == 0:
-            tried.add(keep)
-            keep += missing
+    size = {sentence: len(token_ids(tokenizer, f" {sentence}")) for sentence in (*_NOTES, *_SHORT)}
+    room, notes = tokens - least, []
+    for sentence in itertools.cycle(_NOTES):
+        if size[sentence] > room:
+            break
+        notes.append(sentence)
+        room -= size[sentence]
+    some = [chosen for k in range(len(_SHORT) + 1) for chosen in itertools.combinations(_SHORT, k)]
+    for kept in range(len(notes), max(-1, len(notes) - 4), -1):  # a sentence less leaves the short ones more room
+        left = room + sum(size[sentence] for sentence in notes[kept:])
+        for chosen in some:
+            # The sizes are those of sentences alone; across a seam a tokenizer may merge: near ones are tried.
+            if abs(left - sum(size[sentence] for sentence in chosen)) <= 1:
+                text = _text(tokenizer, [*notes[:kept], *chosen], question)
+                if len(encode_prompt(tokenizer, text)) == tokens:
+                    return text
     raise ValueError(
-        f"tokens={tokens}: no cut of the notes gives exactly that length with this tokenizer; try {tokens + 1}"
+        f"tokens={tokens}: no choice of whole sentences gives exactly that length with this tokenizer; try a few more"
     )
 
 
@@ -94,5 +117,5 @@ def shared_prefix(tokenizer, tokens: int = PROMPT_TOKENS) -> list[int]:
     return whole[:same]
 
 
-def _text(tokenizer, notes: str, question: str) -> str:
-    return chat_text(tokenizer, f"{_STATEMENT}{notes}\n{_SOLUTION}{question}")
+def _text(tokenizer, notes: Sequence[str], question: str) -> str:
+    return chat_text(tokenizer, f"{_STATEMENT}{' '.join(notes)}\n{_SOLUTION}{question}")

@@ -61,7 +61,7 @@ def measure_rung(
         return entry.record(UNAVAILABLE, reason=reason)
     started = time.perf_counter()
     try:
-        stepper = _with_room(entry.build(profile), PROMPT_TOKENS + new_tokens)
+        stepper = with_room(entry.build(profile), PROMPT_TOKENS + new_tokens)
     except ValueError as error:
         if not entry.activations:
             raise
@@ -69,7 +69,7 @@ def measure_rung(
     if name == BASELINE:
         slowness = _slowness(stepper)
     say(slowness)
-    seconds = 0.0 if name == BASELINE else _prefill_seconds(stepper)
+    seconds = 0.0 if name == BASELINE else prefill_seconds(stepper)
     if seconds > LONGEST_PREFILL_S * slowness:
         reason = f"its prefill would take about {seconds:.0f} s here: no hardware for its products"
         return entry.record(UNAVAILABLE, reason=reason)
@@ -127,7 +127,7 @@ def _slowness(stepper: Stepper) -> float:
     return max(1.0, median(times) / expected)
 
 
-def _with_room(stepper: Stepper, needed: int) -> Stepper:
+def with_room(stepper: Stepper, needed: int) -> Stepper:
     """The stepper, its static cache made large enough for a long answer."""
     if isinstance(stepper, StaticStepper) and stepper.max_positions < needed:
         limit = stepper.model.config.max_position_embeddings
@@ -135,7 +135,7 @@ def _with_room(stepper: Stepper, needed: int) -> Stepper:
     return stepper
 
 
-def _prefill_seconds(stepper: Stepper) -> float:
+def prefill_seconds(stepper: Stepper) -> float:
     """About what a prefill of the standard prompt takes, from two short ones: what a further token adds to a pass."""
 
     def seconds(tokens: int) -> float:

@@ -6,7 +6,7 @@ where two bars meet, hatching says it a second time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -110,40 +110,3 @@ def stage_bar(
     ax.grid(axis="y", visible=False)
     # A legend of the figure, not of the axes: constrained layout keeps room for it on a flat figure too.
     ax.figure.legend(*ax.get_legend_handles_labels(), ncols=4, loc="outside lower center", fontsize=10)
-
-
-def waterfall(
-    ax: Axes, names: Sequence[str], totals_ms: Sequence[float], *, overlaps: Sequence[bool] | None = None
-) -> None:
-    """Draw totals as falling steps: first and last as full bars, between them what each step took away.
-
-    A step that made things slower is drawn upwards and in another colour. overlaps: steps that share their gain with
-    another one are hatched.
-
-    Raises ValueError if names and totals differ in number or there are fewer than two.
-    """
-    if len(names) != len(totals_ms) or len(names) < 2:
-        raise ValueError(f"{len(names)} names and {len(totals_ms)} totals; expected the same number, at least two")
-    overlaps = overlaps or [False] * len(names)
-    highest = max(totals_ms)
-    labels: list[str] = []
-
-    def bar(x: int, bottom: float, height: float, colour: str, text: str, hatch: str = "") -> None:
-        ax.bar(x, height, bottom=bottom, color=colour, hatch=hatch, edgecolor="white", width=0.75)
-        ax.text(x, bottom + height + 0.012 * highest, text, ha="center", va="bottom", fontsize=10)
-
-    bar(0, 0, totals_ms[0], OTHER_COLOUR, f"{totals_ms[0]:.0f} ms")
-    labels.append(names[0])
-    for i in range(1, len(names)):
-        before, after = totals_ms[i - 1], totals_ms[i]
-        gain = before - after
-        colour = METHOD_COLOURS[0] if gain >= 0 else METHOD_COLOURS[1]
-        bar(i, min(before, after), abs(gain), colour, f"{-gain:+.0f} ms", "//" if overlaps[i] else "")
-        ax.plot([i - 1 + 0.375, i - 0.375], [before, before], color="black", linewidth=0.8, marker="")
-        labels.append(names[i])
-    bar(len(names), 0, totals_ms[-1], METHOD_COLOURS[2], f"{totals_ms[-1]:.0f} ms")
-    labels.append("now")
-    ax.set_xticks(range(len(labels)), labels, rotation=25, ha="right")
-    ax.set_ylabel("time of the request (ms)")
-    ax.set_ylim(0, highest * 1.1)
-    ax.grid(axis="x", visible=False)

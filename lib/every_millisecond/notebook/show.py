@@ -12,6 +12,10 @@ from IPython.display import Code, display
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
+from every_millisecond.notebook.outcome import Interval, against_physics, choose, outcome
+
+__all__ = ["Interval", "against_physics", "choose", "figure", "here", "outcome", "source", "verdict"]
+
 
 def source(*objects: object) -> None:
     """Display the source of functions or classes as it stands in the library, so that text and code cannot drift."""
@@ -19,16 +23,19 @@ def source(*objects: object) -> None:
         display(Code(textwrap.dedent(inspect.getsource(obj)), language="python"))
 
 
-def figure(fig: Figure, *, alt: str) -> None:
+def figure(fig: Figure, *, alt: str, here: str = "") -> None:
     """Display a matplotlib figure with alternative text, then close it.
 
     `alt` says what the figure shows ("memory grows as a parabola for one curve, as a line for the other"), not what it
-    is. It stands in the output as text, too, so that a screen reader, a terminal and nbval see it.
+    is, and is true on every machine; `here` is the part that this machine's figures choose (see `choose`). Both stand
+    in the output as text, too, so that a screen reader, a terminal and nbval see them.
 
     Raises ValueError if `alt` is too short to tell anything.
     """
     if len(alt.split()) < 5:
         raise ValueError(f"alt={alt!r}: say in a sentence what the figure shows")
+    if here:
+        alt = f"{alt.rstrip('.')}; on this machine: {here}"
     buffer = io.BytesIO()
     fig.savefig(buffer, format="png", dpi=100, bbox_inches="tight")
     png = base64.b64encode(buffer.getvalue()).decode()

@@ -1,0 +1,159 @@
+"""The course's hand-drawn pictures, one function each: what a notebook's idea looks like before anything is measured.
+
+They hold no measured figure and nothing in them is to scale unless the picture says so. Each returns a figure for
+`show.figure`, whose alternative text the notebook writes.
+"""
+
+from __future__ import annotations
+
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from every_millisecond.notebook.plots import METHOD_COLOURS, OTHER_COLOUR, STAGE_COLOURS
+from llm_latency.roofline import ModelShape
+
+INK = "#222222"
+
+
+def canvas(width: float, height: float, right: float, top: float, title: str) -> tuple[Figure, Axes]:
+    """An empty sheet from (0, 0) to (right, top), y upwards, without axes."""
+    fig, ax = plt.subplots(figsize=(width, height))
+    ax.set(xlim=(0, right), ylim=(0, top))
+    ax.set_title(title)
+    ax.axis("off")
+    return fig, ax
+
+
+def box(ax: Axes, x: float, y: float, width: float, height: float, text: str = "", colour: str = OTHER_COLOUR,
+        *, ink: str = "white", size: float = 11, **style) -> None:  # fmt: skip
+    """A filled rectangle with its lower left corner at (x, y) and text in its middle."""
+    ax.add_patch(plt.Rectangle((x, y), width, height, facecolor=colour, edgecolor="white", **style))
+    ax.text(x + width / 2, y + height / 2, text, ha="center", va="center", color=ink, fontsize=size)
+
+
+def span(ax: Axes, begin: float, end: float, y: float, text: str, *, above: bool = True, size: float = 11) -> None:
+    """A dimension line from begin to end at height y, with its text in the middle above or below it."""
+    ax.annotate("", (begin, y), (end, y), arrowprops={"arrowstyle": "|-|,widthA=0.35,widthB=0.35", "color": INK})
+    ax.annotate(
+        text, ((begin + end) / 2, y), (0, 5 if above else -5), textcoords="offset points", ha="center",
+        va="bottom" if above else "top", fontsize=size, color=INK,
+    )  # fmt: skip
+
+
+def request_in_time() -> Figure:
+    """One request as four coloured stages, left to right, with the two waits that a user feels."""
+    fig, ax = canvas(11, 3.2, 22, 6.4, "One request in time (not to scale: the scale is what you will measure)")
+    box(ax, 0.5, 2.6, 1.1, 1.4, "", STAGE_COLOURS["tokenise"])
+    box(ax, 1.7, 2.6, 4.6, 1.4, "256 tokens in one pass", STAGE_COLOURS["prefill"])
+    left = 6.4
+    for i in range(12):
+        if i == 9:
+            ax.text(left + 0.5, 3.3, "...", ha="center", va="center", fontsize=16)
+        else:
+            box(ax, left, 2.6, 0.9, 1.4, "1", STAGE_COLOURS["decode"])
+        left += 1.0
+    box(ax, left, 2.6, 1.1, 1.4, "", STAGE_COLOURS["detokenise"])
+    for x, name in ((1.05, "tokenise"), (4.0, "prefill"), (12.4, "decode: 49 passes of one token each"),
+                    (left + 0.55, "detokenise")):  # fmt: skip
+        ax.text(x, 4.2, name, ha="center", va="bottom", fontsize=12, fontweight="bold", color=INK)
+    span(ax, 0.5, 6.3, 2.1, "time to first token", above=False)
+    span(ax, 6.4, 7.3, 2.1, "time per\noutput token", above=False)
+    span(ax, 0.5, left + 1.1, 5.5, "the whole request: 50 new tokens")
+    return fig
+
+
+def host_and_device(launch: float = 1.0, kernel: float = 1.7, wake: float = 0.7) -> Figure:
+    """The same four kernels twice: one wait at the end, and one after each, which leaves the device idle."""
+    fig, ax = canvas(11, 4.6, 19, 9.6, "A host that orders and a device that works")
+    for y, title in ((6.7, "one wait,\nat the end"), (2.3, "a wait after\neach kernel")):
+        ax.text(0.1, y, title, ha="left", va="center", fontsize=12, fontweight="bold", color=INK)
+        for dy, name in ((0.7, "host"), (-0.7, "device")):
+            ax.text(3.9, y + dy, name, ha="right", va="center", fontsize=11, color=INK)
+    host = device = 4.1
+    for i in range(4):  # the host runs ahead
+        box(ax, host, 7.0, launch - 0.08, 0.8, str(i + 1), METHOD_COLOURS[3])
+        host += launch
+        begin = max(device, host)
+        box(ax, begin, 5.6, kernel - 0.08, 0.8, f"kernel {i + 1}", METHOD_COLOURS[4], ink=INK, size=10)
+        device = begin + kernel
+    box(ax, host, 7.0, device - host, 0.8, "wait", "#DDDDDD", ink=INK)
+    for x, text, colour in ((host, "a clock read here counts launches", METHOD_COLOURS[1]),
+                            (device, "a clock read here\ncounts the work", METHOD_COLOURS[2])):  # fmt: skip
+        ax.plot([x, x], [5.4, 8.3], color=colour, linewidth=2, linestyle="--", marker="")
+        ax.text(x, 8.4, text, ha="center", va="bottom", fontsize=11, color=colour, fontweight="bold")
+    host = 4.1
+    for i in range(4):
+        box(ax, host, 2.6, launch - 0.08, 0.8, str(i + 1), METHOD_COLOURS[3])
+        box(ax, host + launch, 1.2, kernel - 0.08, 0.8, f"kernel {i + 1}", METHOD_COLOURS[4], ink=INK, size=10)
+        box(ax, host + launch, 2.6, kernel + wake - 0.08, 0.8, "wait", "#DDDDDD", ink=INK)
+        if i < 3:
+            span(ax, host + launch + kernel, host + 2 * launch + kernel + wake, 0.9, "idle", above=False, size=10)
+        host += launch + kernel + wake
+    ax.text(4.1, 7.95, "launches", ha="left", va="bottom", fontsize=10, color=METHOD_COLOURS[3])
+    ax.annotate("time", (18.8, 0.1), (16.8, 0.1), arrowprops={"arrowstyle": "->"}, va="center", fontsize=10)
+    return fig
+
+
+def block_with_shapes(shape: ModelShape, tokens: int = 256) -> Figure:
+    """One block of a Llama-like model: the shape of what flows, of each matrix, and where a hook starts and stops."""
+    fig, ax = canvas(11.5, 5, 23, 10, "One block: what flows through it, and where a hook starts and stops the clock")
+    query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    pieces = (
+        (2.6, 1.5, "norm", ["", f"{shape.hidden}"], OTHER_COLOUR),
+        (5.0, 4.3, "attention", [f"q {query} x {shape.hidden}", f"k, v {key} x {shape.hidden}",
+                                 f"o {shape.hidden} x {query}"], METHOD_COLOURS[3]),
+        (11.9, 1.5, "norm", ["", f"{shape.hidden}"], OTHER_COLOUR),
+        (14.3, 4.6, "FFN", [f"gate {shape.ffn} x {shape.hidden}", f"up {shape.ffn} x {shape.hidden}",
+                            f"down {shape.hidden} x {shape.ffn}"], METHOD_COLOURS[4]),
+    )  # fmt: skip
+    ax.plot([0.4, 22.4], [4.3, 4.3], color=INK, linewidth=1.6, marker="", zorder=0)
+    ax.annotate("", (22.8, 4.3), (22.2, 4.3), arrowprops={"arrowstyle": "->", "color": INK})
+    for x, width, name, weights, colour in pieces:
+        box(ax, x, 2.9, width, 2.8, "", colour)
+        ax.text(x + width / 2, 5.25, name, ha="center", va="center", fontsize=12, fontweight="bold", color=INK)
+        for line, text in enumerate(weights):
+            ax.text(x + width / 2, 4.6 - 0.62 * line, text, ha="center", va="center", fontsize=10, color=INK)
+    for begin, plus in ((2.0, 10.3), (11.3, 19.9)):  # the residual goes round norm and module
+        ax.plot([begin, begin, plus, plus], [4.3, 7.0, 7.0, 4.65], color=INK, linewidth=1.3, marker="")
+        ax.add_patch(plt.Circle((plus, 4.3), 0.36, facecolor="white", edgecolor=INK))
+        ax.text(plus, 4.27, "+", ha="center", va="center", fontsize=13, color=INK)
+    ax.text(6.2, 7.15, "residual: past the hooks", ha="center", va="bottom", fontsize=10, color=INK)
+    for x, width in ((5.0, 4.3), (14.3, 4.6)):
+        for edge, text, side in ((x, "pre-hook:\nstart", "left"), (x + width, "hook:\nstop", "right")):
+            ax.plot([edge, edge], [1.9, 5.9], color=INK, linewidth=1.6, linestyle=":", marker="")
+            ax.text(edge, 1.8, text, ha=side, va="top", fontsize=10, color=INK)
+    ax.text(0.3, 8.6, f"in and out: [1, T, {shape.hidden}].   T = {tokens} in prefill, 1 in a decode step.   "
+            f"A model has {shape.layers} such blocks.", fontsize=12, color=INK)  # fmt: skip
+    attention, ffn = (sum(out * into for out, into in matrices)
+                      for matrices in (shape.attention_matrices(), shape.ffn_matrices()))  # fmt: skip
+    for x, values in ((7.15, attention), (16.6, ffn)):
+        ax.text(x, 0.2, f"{values:,} weights", ha="center", va="center", fontsize=11, color=INK)
+    return fig
+
+
+def three_regimes() -> Figure:
+    """The roofline with its three regions: what binds a pass, by its intensity, and what the launches forbid."""
+    fig, ax = plt.subplots(figsize=(11, 4.8))
+    memory, arithmetic, launches = METHOD_COLOURS[4], METHOD_COLOURS[3], "#BBBBBB"
+    ridge, top, right = 5.0, 5.0, 10.0  # in decades that stand for no machine
+    lower = 1.9  # how far under the memory slope a small model's launches lie
+    ax.fill_between([0, ridge], [0, top], color=memory, alpha=0.35, linewidth=0)
+    ax.fill_between([ridge, right], [top, top], color=arithmetic, alpha=0.35, linewidth=0)
+    ax.fill_between([0, lower, ridge, ridge + lower], [0, 0, ridge - lower, top], [0, lower, top, top],
+                    facecolor="none", edgecolor=launches, hatch="//", linewidth=0)  # fmt: skip
+    ax.plot([0, ridge, right], [0, top, top], color=INK, linewidth=3, marker="")
+    ax.plot([lower, ridge + lower], [0, top], color=INK, linewidth=2, linestyle="--", marker="")
+    for x, y, text, turn in ((2.1, 2.35, "memory: bytes per second", 1), (7.6, 5.15, "arithmetic: FLOP per second", 0),
+                             (4.35, 2.05, "launches: passes per second\n(a small model, a fast device)", 1)):  # fmt: skip
+        ax.text(x, y, text, fontsize=12, fontweight="bold", color=INK, va="bottom" if y != 2.05 else "top",
+                ha="center", rotation=34 * turn, rotation_mode="anchor")  # fmt: skip
+    for x, y, text in ((0.25, 5.0, "cure: fewer bytes\n(16 bits, INT4),\nmore tokens a pass"),
+                       (7.4, 3.6, "cure: less arithmetic,\nfaster number formats"),
+                       (7.4, 1.1, "cure for the hatched part:\nfewer operators\n(fusion, graphs, one kernel)")):  # fmt: skip
+        ax.text(x, y, text, fontsize=11, color=INK, va="center")
+    ax.annotate("ridge", (ridge, top), (ridge - 0.3, top + 0.75), arrowprops={"arrowstyle": "->"}, ha="right")
+    ax.set(xlim=(0, right), ylim=(0, 6.1), xticks=[], yticks=[], xlabel="FLOP per byte: about the tokens in a pass",
+           ylabel="FLOP per second")  # fmt: skip
+    ax.set_title("Three limits: the lowest line above a pass is the one that binds (log axes, no machine's figures)")
+    return fig

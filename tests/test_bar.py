@@ -1,0 +1,65 @@
+"""The bar that is carried from notebook to notebook."""
+
+from __future__ import annotations
+
+import pytest
+
+from every_millisecond.ladder import rungs
+from every_millisecond.notebook import bar, plots
+
+
+@pytest.fixture
+def measured(monkeypatch, tmp_path):
+    """Rungs that take a known time; the list of those that were measured."""
+    monkeypatch.setenv("LLM_LATENCY_SCORECARD", str(tmp_path / "scorecard.json"))
+    asked, ms = [], {"kv-cache": 2000.0, "half": 900.0, "compiled": 800.0, "sdpa": 1500.0}
+
+    def measure(name, profile):
+        asked.append(name)
+        if name == "half" and ms["half"] is None:
+            return None
+        total = ms.get(name, 500.0)
+        return bar.Bar(name, name, dict.fromkeys(plots.STAGES, total / 4), total, total)
+
+    monkeypatch.setattr(bar, "_measure", measure)
+    monkeypatch.setattr(bar, "_runs_here", lambda name: name != "compiled")
+    return asked, ms
+
+
+def test_a_notebook_opens_with_what_the_last_one_ended_with(measured, capsys):
+    """Bars of different minutes and decoders told a story that no run had measured (K4, K12)."""
+    asked, _ = measured
+    ended = bar.ends("05")
+    assert bar.opens("06") == ended == bar.ends("06") and ended.rung == "half"
+    assert asked == ["kv-cache", "half"]  # each measured once
+    assert capsys.readouterr().out.count("on this machine: the bar") == 3
+
+
+def test_the_first_notebook_opens_with_its_own(measured):
+    assert bar.opens("00").rung == "kv-cache" == bar.opens("01").rung == bar.ends("04").rung
+
+
+def test_what_is_too_slow_here_is_passed_over(measured):
+    """16 bits on a processor without units: the next way down is tried, and the bar stays if that is slower."""
+    asked, ms = measured
+    ms["half"] = None
+    assert bar.ends("05").rung == "sdpa" and asked == ["kv-cache", "half", "sdpa"]
+    ms["int4"] = 1600.0
+    assert bar.ends("08").rung == "sdpa"
+
+
+def test_every_bar_is_a_rung_and_unknown_notebooks_are_refused():
+    for names in bar.ENDS.values():
+        for name in names:
+            rungs.rung(name)
+    with pytest.raises(KeyError, match="99"):
+        bar.opens("99")
+
+
+def test_another_machine_or_profile_measures_anew(measured, monkeypatch):
+    """A bar of two threads beside one of eight is no story."""
+    asked, _ = measured
+    bar.ends("04")
+    monkeypatch.setattr(bar, "_machine", lambda profile: "another")
+    bar.ends("04")
+    assert asked == ["kv-cache", "kv-cache"]
