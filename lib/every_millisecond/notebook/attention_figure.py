@@ -8,7 +8,7 @@ from matplotlib.patches import Rectangle
 from llm_latency.arguments import check_count
 from llm_latency.attention.flash import key_blocks
 
-FULL, DIAGONAL, EMPTY = "#56B4E9", "#E69F00", "#FFFFFF"
+FULL, DIAGONAL, EMPTY = "#56B4E9", "#CC79A7", "#FFFFFF"
 
 
 def visited_blocks(
@@ -30,7 +30,7 @@ def visited_blocks(
 def draw_blocks(ax: Axes, seq_q: int, seq_k: int, block_q: int, block_k: int, causal: bool, done: int) -> None:
     """The score matrix with its first `done` blocks visited; the newest has a thick frame, its number stands in each.
 
-    Blue blocks need no mask, hatched orange ones cross the diagonal; white ones are not yet, or never, computed.
+    Blue blocks need no mask, hatched ones cross the diagonal; white ones are not yet, or never, computed.
     """
     ax.add_patch(Rectangle((0, 0), seq_k, seq_q, facecolor=EMPTY, edgecolor="#999999", hatch="..", linewidth=0.5))
     blocks = visited_blocks(seq_q, seq_k, block_q, block_k, causal)[:done]

@@ -97,15 +97,15 @@ def host_and_device(launch: float = 1.0, kernel: float = 1.7, wake: float = 0.7)
 
 def block_with_shapes(shape: ModelShape, tokens: int = 256) -> Figure:
     """One block of a Llama-like model: the shape of what flows, of each matrix, and where a hook starts and stops."""
-    fig, ax = canvas(11.5, 5, 23, 10, "One block: what flows through it, and where a hook starts and stops the clock")
+    fig, ax = canvas(11.5, 4.4, 23, 9, "One block: what flows through it, and where a hook starts and stops the clock")
     query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     pieces = (
         (2.6, 1.5, "norm", ["", f"{shape.hidden}"], OTHER_COLOUR),
-        (5.0, 4.3, "attention", [f"q {query} x {shape.hidden}", f"k, v {key} x {shape.hidden}",
-                                 f"o {shape.hidden} x {query}"], METHOD_COLOURS[3]),
+        (5.0, 4.3, "attention", [f"q {query} × {shape.hidden}", f"k, v {key} × {shape.hidden}",
+                                 f"o {shape.hidden} × {query}"], METHOD_COLOURS[3]),
         (11.9, 1.5, "norm", ["", f"{shape.hidden}"], OTHER_COLOUR),
-        (14.3, 4.6, "FFN", [f"gate {shape.ffn} x {shape.hidden}", f"up {shape.ffn} x {shape.hidden}",
-                            f"down {shape.hidden} x {shape.ffn}"], METHOD_COLOURS[4]),
+        (14.3, 4.6, "FFN", [f"gate {shape.ffn} × {shape.hidden}", f"up {shape.ffn} × {shape.hidden}",
+                            f"down {shape.hidden} × {shape.ffn}"], METHOD_COLOURS[4]),
     )  # fmt: skip
     ax.plot([0.4, 22.4], [4.3, 4.3], color=INK, linewidth=1.6, marker="", zorder=0)
     ax.annotate("", (22.8, 4.3), (22.2, 4.3), arrowprops={"arrowstyle": "->", "color": INK})
@@ -123,8 +123,8 @@ def block_with_shapes(shape: ModelShape, tokens: int = 256) -> Figure:
         for edge, text, side in ((x, "pre-hook:\nstart", "left"), (x + width, "hook:\nstop", "right")):
             ax.plot([edge, edge], [1.9, 5.9], color=INK, linewidth=1.6, linestyle=":", marker="")
             ax.text(edge, 1.8, text, ha=side, va="top", fontsize=10, color=INK)
-    ax.text(0.3, 8.6, f"in and out: [1, T, {shape.hidden}].   T = {tokens} in prefill, 1 in a decode step.   "
-            f"A model has {shape.layers} such blocks.", fontsize=12, color=INK)  # fmt: skip
+    ax.text(0.3, 8.3, f"in and out: [1, T, {shape.hidden}].   T = {tokens} in prefill, 1 in a decode step.   "
+            f"This model has {shape.layers} such blocks.", fontsize=12, color=INK)  # fmt: skip
     attention, ffn = (sum(out * into for out, into in matrices)
                       for matrices in (shape.attention_matrices(), shape.ffn_matrices()))  # fmt: skip
     for x, values in ((7.15, attention), (16.6, ffn)):
@@ -135,7 +135,7 @@ def block_with_shapes(shape: ModelShape, tokens: int = 256) -> Figure:
 def three_regimes() -> Figure:
     """The roofline with its three regions: what binds a pass, by its intensity, and what the launches forbid."""
     fig, ax = plt.subplots(figsize=(11, 4.8))
-    memory, arithmetic, launches = METHOD_COLOURS[4], METHOD_COLOURS[3], "#BBBBBB"
+    memory, arithmetic, launches = METHOD_COLOURS[4], METHOD_COLOURS[3], "#777777"
     ridge, top, right = 5.0, 5.0, 10.0  # in decades that stand for no machine
     lower = 1.9  # how far under the memory slope a small model's launches lie
     ax.fill_between([0, ridge], [0, top], color=memory, alpha=0.35, linewidth=0)
@@ -144,16 +144,54 @@ def three_regimes() -> Figure:
                     facecolor="none", edgecolor=launches, hatch="//", linewidth=0)  # fmt: skip
     ax.plot([0, ridge, right], [0, top, top], color=INK, linewidth=3, marker="")
     ax.plot([lower, ridge + lower], [0, top], color=INK, linewidth=2, linestyle="--", marker="")
-    for x, y, text, turn in ((2.1, 2.35, "memory: bytes per second", 1), (7.6, 5.15, "arithmetic: FLOP per second", 0),
-                             (4.35, 2.05, "launches: passes per second\n(a small model, a fast device)", 1)):  # fmt: skip
-        ax.text(x, y, text, fontsize=12, fontweight="bold", color=INK, va="bottom" if y != 2.05 else "top",
-                ha="center", rotation=34 * turn, rotation_mode="anchor")  # fmt: skip
-    for x, y, text in ((0.25, 5.0, "cure: fewer bytes\n(16 bits, INT4),\nmore tokens a pass"),
-                       (7.4, 3.6, "cure: less arithmetic,\nfaster number formats"),
-                       (7.4, 1.1, "cure for the hatched part:\nfewer operators\n(fusion, graphs, one kernel)")):  # fmt: skip
+    bold = dict(fontsize=12, fontweight="bold", color=INK, ha="center", rotation_mode="anchor")
+    ax.text(2.1, 2.35, "memory: bytes per second", rotation=34, va="bottom", **bold)
+    ax.text(7.6, 5.15, "arithmetic: FLOP per second", va="bottom", **bold)
+    ax.text(4.35, 2.05, "launches: passes per second\n(a small model, a fast device)", rotation=34, va="top", **bold)
+    cures = (
+        (0.25, 5.0, "cure: fewer bytes\n(16 bits, INT4),\nmore tokens a pass"),
+        (7.4, 3.6, "cure: less arithmetic,\nfaster number formats"),
+        (7.4, 1.1, "cure for the hatched part:\nfewer operators\n(fusion, graphs, one kernel)"),
+    )
+    for x, y, text in cures:
         ax.text(x, y, text, fontsize=11, color=INK, va="center")
     ax.annotate("ridge", (ridge, top), (ridge - 0.3, top + 0.75), arrowprops={"arrowstyle": "->"}, ha="right")
     ax.set(xlim=(0, right), ylim=(0, 6.1), xticks=[], yticks=[], xlabel="FLOP per byte: about the tokens in a pass",
            ylabel="FLOP per second")  # fmt: skip
     ax.set_title("Three limits: the lowest line above a pass is the one that binds (log axes, no machine's figures)")
+    return fig
+
+
+def attention_levels() -> Figure:
+    """FlashAttention on an A100: a tile in fast memory, and what each level of memory holds and delivers."""
+    fig, ax = canvas(11, 6.2, 21.6, 12.4, "Where attention's numbers live: one A100, published sizes and bandwidths")
+    shared, cached, large = METHOD_COLOURS[4], "#C9E6F7", "#E3E3E3"
+    box(ax, 0.3, 8.0, 15.2, 3.6, "", shared)
+    box(ax, 0.3, 4.4, 15.2, 2.4, "", cached)
+    box(ax, 0.3, 0.4, 15.2, 2.8, "", large)
+    for y, text in ((11.15, "ON THE CHIP, beside the arithmetic: the tile of one block of queries"),
+                    (6.35, "L2 CACHE, shared by all multiprocessors"),
+                    (2.75, "HBM, the GPU's large memory")):  # fmt: skip
+        ax.text(0.6, y, text, ha="left", va="center", fontsize=11, fontweight="bold", color=INK)
+    pieces = ((0.7, 1.9, "q block", "stays"), (3.3, 2.3, "k, v block", "streams past"),
+              (6.4, 3.6, "scores of\nthis tile", "used, then forgotten"),
+              (10.7, 4.2, "m, l, acc", "two numbers and a vector a row"))  # fmt: skip
+    for x, width, name, fate in pieces:
+        box(ax, x, 9.1, width, 1.5, name, METHOD_COLOURS[3], ink=INK)
+        ax.text(x + width / 2, 8.55, fate, ha="center", va="center", fontsize=10, color=INK)
+    for x, sign in ((2.95, "@"), (6.0, "="), (10.35, ">")):
+        ax.text(x, 9.85, sign, ha="center", va="center", fontsize=14, fontweight="bold", color=INK)
+    box(ax, 0.7, 4.8, 4.9, 1.1, "k and v of the heads in work", "white", ink=INK, size=10)
+    ax.text(6.0, 5.35, "read again for every block of queries", ha="left", va="center", fontsize=10, color=INK)
+    box(ax, 0.7, 0.8, 4.9, 1.4, "q, k, v and the result:\nn rows a head", "white", ink=INK, size=10)
+    ax.add_patch(plt.Rectangle((8.6, 0.7), 6.4, 1.6, facecolor="none", edgecolor=INK, linestyle="--"))
+    ax.text(11.8, 1.5, "n x n scores a head:\nnever written here", ha="center", va="center", fontsize=10, color=INK)
+    for y in (3.25, 6.85):
+        ax.annotate("", (3.15, y + 1.1), (3.15, y), arrowprops={"arrowstyle": "<->", "color": INK, "linewidth": 2})
+    ax.text(3.6, 3.8, "each number once", ha="left", va="center", fontsize=10, color=INK)
+    ax.text(3.6, 7.4, "k and v once per block of queries", ha="left", va="center", fontsize=10, color=INK)
+    for y, size, rate in ((9.8, "192 KB on each of 108\nmultiprocessors", "19,000 GB/s"), (5.6, "40 MB", "7,200 GB/s"),
+                          (1.8, "80 GB", "2,039 GB/s")):  # fmt: skip
+        ax.text(16.1, y + 0.75, rate, ha="left", va="center", fontsize=14, fontweight="bold", color=INK)
+        ax.text(16.1, y - 0.45, size, ha="left", va="center", fontsize=11, color=INK)
     return fig
