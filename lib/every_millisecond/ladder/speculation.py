@@ -138,11 +138,15 @@ def build_kernel(
 ) -> SpeculativeDecoder:
     """The same with the kernel as target, and a conditioned draft in the kernel, too."""
     target, model = load_kernel(profile, keep_prefix=keep_prefix, activations=activations)
-    if draft == "conditioned":
-        guesser = KernelDraft(_conditioned_layer(profile, model), model, activations=activations)
-    else:
-        guesser = load_draft(profile, model, draft)
+    guesser = load_kernel_draft(profile, model, draft, activations=activations)
     return SpeculativeDecoder(target, guesser, GAMMA.get(draft, 3))
+
+
+def load_kernel_draft(profile: str | None, model, draft: str, **options):
+    """As `load_draft`, with the conditioned draft in the kernel; options: of `KernelDraft`."""
+    if draft == "conditioned":
+        return KernelDraft(_conditioned_layer(profile, model), model, **options)
+    return load_draft(profile, model, draft)
 
 
 def explain_here(
