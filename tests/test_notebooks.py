@@ -11,6 +11,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted(ROOT.glob("notebooks/*.ipynb")) + sorted(ROOT.glob("solutions/*/*.ipynb"))
+LESSONS = sorted(ROOT.glob("notebooks/*.ipynb"))
+MOST_CELLS, MOST_LINES = 36, 25
+PARTS = ("The bar so far", "Predict", "Build", "Is it right?", "Measure", "On a GPU", "What to remember")
+OTHER_PARTS = {"00_start_here", "13_two_seconds_to_200_ms"}  # the first and the last look at the course as a whole
 IGNORE_TAG = "nbval-ignore-output"
 # Outputs that nbval does not compare, by notebook. A new one is a decision: change the number here and say why there.
 IGNORED_OUTPUTS: dict[str, int] = {
@@ -94,14 +98,51 @@ def test_one_title_and_a_fixed_order(path):
     assert all(re.fullmatch(r"[a-z0-9][a-z0-9_-]*", cell_id) for cell_id in ids)
 
 
+@pytest.fixture(params=LESSONS, ids=by_name)
+def lesson(request):
+    return request.param
+
+
+def test_a_lesson_is_short_and_has_its_parts(lesson):
+    """A learner keeps three ideas: what is over 36 cells belongs in an exercise. No lesson without guess and check."""
+    cells = load(lesson).cells
+    assert len(cells) <= MOST_CELLS
+    text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    parts = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    if lesson.stem not in OTHER_PARTS:
+        missing = [part for part in PARTS if not any(title.startswith(part) for title in parts)]
+        assert missing == []
+
+
+def test_a_lesson_leaves_verdicts_to_what_is_measured(lesson):
+    """`show.verdict` has two words for three results: a tie came out as "does not hold" (K1)."""
+    for cell in code_cells(load(lesson)):
+        assert "show.verdict" not in cell.source, f"cell {cell.execution_count}: use show.outcome"
+
+
+def machine_line(path: Path) -> str:
+    """What a notebook's set-up cell printed of the machine that it was executed on."""
+    for cell in code_cells(load(path)):
+        for output in cell.outputs:
+            found = re.search(r"^on this machine: (.*\d+ threads?, torch .*)$", output.get("text", ""), re.MULTILINE)
+            if found:
+                return found[1]
+    pytest.fail(f"{path.name}: its set-up prints no line of the machine; call show.machine()")
+
+
+def test_one_edition_comes_from_one_machine():
+    """Bars and ratios of two machines side by side tell a story that no run has measured (K12)."""
+    lines = {machine_line(path) for path in LESSONS}
+    assert len(lines) == 1, f"execute them all in one run on one machine: {sorted(lines)}"
+
+
 def test_no_installs_no_downloads_and_no_shell(path):
     """A notebook must run offline and touch nothing outside itself."""
     for cell in code_cells(load(path)):
         assert not re.search(r"^\s*[!%]|pip install|requests\.|urllib|wget", cell.source, re.MULTILINE)
         tree = ast.parse(cell.source)
         lines = len([line for line in cell.source.splitlines() if line.strip()])
-        most = 24 if "solutions" in path.parts else 16  # a solved exercise may be a whole function
-        assert lines <= most, f"cell {cell.execution_count} has {lines} lines; show one idea per cell"
+        assert lines <= MOST_LINES, f"cell {cell.execution_count} has {lines} lines; show one idea per cell"
         if "nbgrader" not in cell.metadata:  # a learner may write a class
             assert not any(isinstance(node, ast.ClassDef) for node in ast.walk(tree)), "classes belong in the library"
 

@@ -1,11 +1,13 @@
 """Execute notebooks and store their outputs, for maintainers: run it on a quiet machine after a change of the library.
 
-    python tools/execute_notebooks.py                      # all of them
+    python tools/execute_notebooks.py --all                # one edition: all of them, stored only together
+    python tools/execute_notebooks.py                      # all of them, each stored when it is done
     python tools/execute_notebooks.py notebooks/03*.ipynb  # some
     python tools/execute_notebooks.py --figures out/       # also write the figures as PNG files
 
-Each runs from a fresh kernel in its own folder. Metadata is reduced to what does not change from run to run. The
-reader's scorecard and progress are left alone.
+An edition comes from one machine: with --all nothing is stored if a notebook fails, or if the line in which a notebook
+names its machine changes from one to the next. Each runs from a fresh kernel in its own folder. Metadata is reduced to
+what does not change from run to run. The reader's scorecard and progress are left alone.
 """
 
 from __future__ import annotations
@@ -14,10 +16,11 @@ import argparse
 import base64
 import contextlib
 import os
+import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import nbformat
@@ -57,16 +60,51 @@ def clean(notebook: nbformat.NotebookNode) -> None:
         cell.metadata = nbformat.from_dict(kept)
 
 
-def execute(path: Path) -> float:
-    """Run one notebook in place; return the seconds it took. Raises CellExecutionError."""
+def machine_line(notebook: nbformat.NotebookNode) -> str | None:
+    """The line in which an executed notebook's set-up names its machine; None where it prints none."""
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            found = re.search(r"^on this machine: (.*\d+ threads?, torch .*)$", output.get("text", ""), re.MULTILINE)
+            if found:
+                return found[1]
+    return None
+
+
+def run(path: Path) -> tuple[nbformat.NotebookNode, float]:
+    """Execute one notebook; return it as it is to be stored, and the seconds it took. Raises CellExecutionError."""
     notebook = nbformat.read(path, as_version=4)
     started = time.perf_counter()
     resources = {"metadata": {"path": str(path.parent)}}
     NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources, coalesce_streams=True).execute()
     seconds = time.perf_counter() - started
     clean(notebook)
+    return notebook, seconds
+
+
+def execute(path: Path) -> float:
+    """Run one notebook in place; return the seconds it took. Raises CellExecutionError."""
+    notebook, seconds = run(path)
     store(notebook, path)
     return seconds
+
+
+def execute_edition(paths: Iterable[Path]) -> None:
+    """Run all notebooks and store them together.
+
+    Raises CellExecutionError if one fails, RuntimeError if they do not name the same machine: nothing is stored then.
+    """
+    done: dict[Path, nbformat.NotebookNode] = {}
+    machine: str | None = None
+    for path in paths:
+        notebook, seconds = run(path)
+        print(f"{path.name}: {seconds:.0f} s", flush=True)
+        found = machine_line(notebook)
+        if found and machine and found != machine:
+            raise RuntimeError(f"{path.name} ran on {found!r}, those before it on {machine!r}; nothing is stored")
+        machine = machine or found
+        done[path] = notebook
+    for path, notebook in done.items():
+        store(notebook, path)
 
 
 def store(notebook: nbformat.NotebookNode, path: Path) -> None:
@@ -89,6 +127,7 @@ def write_figures(path: Path, folder: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("notebooks", nargs="*", type=Path)
+    parser.add_argument("--all", action="store_true", help="one edition: every notebook, stored together or not at all")
     parser.add_argument("--figures", type=Path, help="folder for the figures as PNG files")
     args = parser.parse_args()
     failed = 0
@@ -96,6 +135,13 @@ def main() -> int:
         os.environ["LLM_LATENCY_SCORECARD"] = str(Path(scratch) / "scorecard.json")
         os.environ["LLM_LATENCY_PROGRESS"] = str(Path(scratch) / "progress.json")
         everything = sorted(ROOT.glob("notebooks/*.ipynb")) + sorted(ROOT.glob("solutions/*/*.ipynb"))
+        if args.all:
+            if args.notebooks:
+                parser.error("--all takes no notebooks: an edition is all of them")
+            execute_edition(everything)
+            for path in everything if args.figures else []:
+                write_figures(path, args.figures)
+            return 0
         for path in args.notebooks or everything:
             try:
                 print(f"{path.name}: {execute(path.resolve()):.0f} s", flush=True)

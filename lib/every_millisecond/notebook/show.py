@@ -13,8 +13,9 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from every_millisecond.notebook.outcome import Interval, against_physics, choose, outcome
+from llm_latency import hardware
 
-__all__ = ["Interval", "against_physics", "choose", "figure", "here", "outcome", "source", "verdict"]
+__all__ = ["Interval", "against_physics", "choose", "figure", "here", "machine", "outcome", "source", "verdict"]
 
 
 def source(*objects: object) -> None:
@@ -52,6 +53,14 @@ def figure(fig: Figure, *, alt: str, here: str = "") -> None:
 def here(text: str) -> None:
     """Print a line that is true on this machine only. (nbval compares nothing after the colon.)"""
     print(f"on this machine: {text}")
+
+
+def machine() -> dict[str, str | int | float | bool | None]:
+    """Print which machine all figures of a notebook come from; returns `hardware.machine_facts()`."""
+    facts = hardware.machine_facts()
+    name = facts["gpu"] or f"{facts['cpu']} ({facts['cpu_capability']})"
+    here(f"{name}, {facts['threads']} threads, torch {facts['torch']}")
+    return facts
 
 
 def verdict(claim: str, holds: bool, why: str) -> None:
