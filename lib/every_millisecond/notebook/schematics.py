@@ -14,6 +14,7 @@ from every_millisecond.notebook.plots import METHOD_COLOURS, OTHER_COLOUR, STAGE
 from llm_latency.roofline import ModelShape
 
 INK = "#222222"
+YELLOW = "#F0E442"  # the colour of Okabe and Ito's eight that neither stages nor methods use
 
 
 def canvas(width: float, height: float, right: float, top: float, title: str) -> tuple[Figure, Axes]:
@@ -78,10 +79,11 @@ def host_and_device(launch: float = 1.0, kernel: float = 1.7, wake: float = 0.7)
         box(ax, begin, 5.6, kernel - 0.08, 0.8, f"kernel {i + 1}", METHOD_COLOURS[4], ink=INK, size=10)
         device = begin + kernel
     box(ax, host, 7.0, device - host, 0.8, "wait", "#DDDDDD", ink=INK)
-    for x, text, colour in ((host, "a clock read here counts launches", METHOD_COLOURS[1]),
-                            (device, "a clock read here\ncounts the work", METHOD_COLOURS[2])):  # fmt: skip
-        ax.plot([x, x], [5.4, 8.3], color=colour, linewidth=2, linestyle="--", marker="")
-        ax.text(x, 8.4, text, ha="center", va="bottom", fontsize=11, color=colour, fontweight="bold")
+    for x, foot, text in (
+        (host, 6.75, "a clock read here\ncounts the launches"), (device, 5.4, "a clock read here\ncounts the work")
+    ):  # fmt: skip
+        ax.plot([x, x], [foot, 8.3], color=INK, linewidth=2, linestyle="--", marker="")
+        ax.text(x, 8.4, text, ha="center", va="bottom", fontsize=11, color=INK, fontweight="bold")
     host = 4.1
     for i in range(4):
         box(ax, host, 2.6, launch - 0.08, 0.8, str(i + 1), METHOD_COLOURS[3])
@@ -194,4 +196,83 @@ def attention_levels() -> Figure:
                           (1.8, "80 GB", "2,039 GB/s")):  # fmt: skip
         ax.text(16.1, y + 0.75, rate, ha="left", va="center", fontsize=14, fontweight="bold", color=INK)
         ax.text(16.1, y - 0.45, size, ha="left", va="center", fontsize=11, color=INK)
+    return fig
+
+
+def draft_and_verify() -> Figure:
+    """Seven tokens twice: one pass each, and two cycles of three guesses that the target checks in one pass."""
+    fig, ax = canvas(11.5, 4.9, 23, 9.8, "Draft and verify in time (not to scale: the scale is what you will measure)")
+    draft, target, own = YELLOW, METHOD_COLOURS[4], METHOD_COLOURS[3]
+
+    def small(x: float, y: float, colour: str) -> None:  # a token; white: one that fell
+        ax.add_patch(plt.Rectangle((x, y), 0.5, 0.65, facecolor=colour, edgecolor=INK, linewidth=0.8))
+        if colour == "white":
+            ax.text(x + 0.25, y + 0.31, "x", ha="center", va="center", fontsize=11, color=INK)
+
+    ax.text(0.1, 8.1, "target alone", ha="left", va="center", fontsize=12, fontweight="bold", color=INK)
+    ax.text(0.1, 3.9, "draft and\ntarget", ha="left", va="center", fontsize=12, fontweight="bold", color=INK)
+    for i in range(7):
+        box(ax, 3.4 + 2.75 * i, 7.6, 2.65, 1.0, "1 row", target, ink=INK)
+        small(3.4 + 2.75 * i + 1.1, 6.4, own)
+    ax.text(22.65, 6.1, "seven passes, seven tokens", ha="right", va="top", fontsize=11, color=INK)
+    left = 3.4
+    for stand, words in ((2, "the third guess falls:\nthe target's own token replaces it"),
+                         (3, "all three stand:\nthe target adds a fourth token")):  # fmt: skip
+        for i in range(3):
+            box(ax, left + 0.75 * i, 3.4, 0.65, 1.0, "", draft)
+        box(ax, left + 2.3, 3.4, 3.3, 1.0, "4 rows at once", target, ink=INK)
+        for i, colour in enumerate([draft] * stand + ["white"] * (3 - stand) + [own]):
+            small(left + 2.45 + 0.85 * i, 2.3, colour)
+        ax.text(left + 2.3, 2.0, words, ha="left", va="top", fontsize=10, color=INK)
+        left += 6.6
+    ax.text(3.4, 4.75, "three guesses, one after the other", ha="left", va="bottom", fontsize=10, color=INK)
+    ax.text(16.6, 3.9, "two passes, seven tokens:\none of six guesses was wasted", ha="left", va="center", fontsize=11,
+            color=INK)  # fmt: skip
+    for x, colour, text in ((3.4, draft, "the draft's, stands"), (8.6, "white", "the draft's, falls"),
+                            (13.4, own, "the target's own")):  # fmt: skip
+        small(x, 0.1, colour)
+        ax.text(x + 0.7, 0.42, text, ha="left", va="center", fontsize=10, color=INK)
+    ax.annotate("time", (22.9, 9.2), (20.9, 9.2), arrowprops={"arrowstyle": "->"}, va="center", fontsize=10)
+    return fig
+
+
+def three_tables(page: int, tables: dict[str, list[int]], lengths: dict[str, int], pages: int) -> Figure:
+    """Pages of several requests: the texts on the left, their tables, and where the pages lie in the pool.
+
+    page: tokens of a page. tables: request -> its pages in order. lengths: tokens of each. pages: in the pool.
+    """
+    fig, ax = canvas(11.5, 4.6, 23, 9.2, "Each request sees one text; the pool holds pages in any order")
+    colours = dict(zip(tables, (METHOD_COLOURS[4], YELLOW, METHOD_COLOURS[3]), strict=False))
+    owner = {number: (name, i) for name, table in tables.items() for i, number in enumerate(table)}
+    slot = 0.42
+
+    def draw_page(x: float, y: float, name: str | None, i: int) -> None:
+        filled = 0 if name is None else min(page, lengths[name] - i * page)
+        for j in range(page):
+            used = j < filled
+            colour, hatch = colours[name] if used else "white", None if used or name is None else "////"
+            ax.add_patch(
+                plt.Rectangle((x + slot * j, y), slot, 0.8, facecolor=colour, edgecolor="#777777", hatch=hatch)
+            )
+
+    for row, (name, table) in enumerate(tables.items()):
+        y = 6.4 - 1.9 * row
+        ax.text(0.1, y + 0.4, f"request {name}", ha="left", va="center", fontsize=12, fontweight="bold", color=INK)
+        for i, number in enumerate(table):
+            draw_page(2.8 + (slot * page + 0.25) * i, y, name, i)
+            ax.text(2.8 + (slot * page + 0.25) * i + slot * page / 2, y - 0.12, f"page {number}", ha="center", va="top",
+                    fontsize=10, color=INK)  # fmt: skip
+    ax.text(0.1, 8.0, "what a request sees, and its table", ha="left", va="center", fontsize=12, color=INK)
+    ax.text(14.0, 8.0, "the pool", ha="left", va="center", fontsize=12, color=INK)
+    for number in range(pages):
+        column, row = number % 3, number // 3
+        x, y = 14.6 + (slot * page + 1.0) * column, 6.7 - 1.35 * row
+        name, i = owner.get(number, (None, 0))
+        draw_page(x, y, name, i)
+        ax.text(x - 0.15, y + 0.4, str(number), ha="right", va="center", fontsize=10, color=INK)
+        if name is None:
+            ax.text(x + slot * page / 2, y + 0.4, "free", ha="center", va="center", fontsize=10, color=INK,
+                    bbox={"fc": "white", "ec": "none", "pad": 1})  # fmt: skip
+    ax.text(0.1, 0.3, "coloured: a token's key and value stand there; hatched: reserved, still empty", ha="left",
+            va="center", fontsize=11, color=INK)  # fmt: skip
     return fig
