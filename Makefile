@@ -15,7 +15,7 @@ READY := $(VENV)/.ready
 # JupyterLab refuses to start as root unless told; in a container, root is the usual user.
 ROOT_FLAG := $(if $(filter 0,$(shell id -u 2>/dev/null)),--allow-root)
 
-.PHONY: setup lab test soak run lint exercises peers gpu clean
+.PHONY: setup lab test test-long soak run lint exercises peers gpu clean
 
 setup: $(READY)
 
@@ -31,6 +31,10 @@ lab: $(READY)
 
 test: $(READY)
 	@$(BIN)/python tools/run_tests.py $(TEST_FLAGS)
+
+# What `make test` leaves out: sanitizers, all sixty prompts, interpreted kernels at their largest. CI runs both.
+test-long: $(READY)
+	@$(BIN)/python tools/run_tests.py --only long
 
 # What `make test` takes on trust, at length: every exercise over 2,000 seeds, property tests with ten times the
 # examples, the notebooks beside a busy core. Some hours.

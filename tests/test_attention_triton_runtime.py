@@ -36,12 +36,14 @@ def run(code: str, **environment: str) -> str:
 
 
 @without_cuda
+@pytest.mark.long
 def test_a_fresh_process_interprets_without_being_told():
     """Guards against a learner who must know of TRITON_INTERPRET before the first import."""
     assert "right" in run(ATTEND)
 
 
 @without_cuda
+@pytest.mark.long
 @pytest.mark.skipif(doctor.compile_unavailable() is not None, reason=f"compile: {doctor.compile_unavailable()}")
 def test_triton_imported_earlier_and_compile_used_before_and_after():
     """Guards against tl.max fixed as a compiled function by an earlier import, and against breaking torch.compile."""

@@ -11,7 +11,7 @@ import pytest
 
 from llm_latency.engine import kernel_library
 
-pytestmark = kernel_toys.needs_kernel()
+pytestmark = [kernel_toys.needs_kernel(), pytest.mark.long]
 SOURCE = Path(kernel_library.__file__).parent
 SOAK = Path(__file__).with_name("kernel_soak.cpp")
 BASE = [*(flag for flag in kernel_library.FLAGS if flag != "-O3"), "-O1", "-g", "-pthread", f"-I{SOURCE}"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import kernel_toys
 import pytest
 import torch
@@ -29,11 +27,11 @@ QUESTIONS = (
     "Name three facts about {}.",
     "{}: is it hard?",
 )
-# Every fifth in `make test`; all with LLM_LATENCY_ALL_PROMPTS=1, some minutes on one thread. Of the sixty one differs:
+# Every tenth in `make test`, the others in `make test-long`. Of the sixty one differs:
 # at its 21st token FP32's two best logits, 26.069 and 26.064, are nearer to each other than the kernel is to FP32.
 NEAR_TIE = "Write a short poem about how vaccines work."
 PROMPTS = [question.format(topic) for topic in TOPICS for question in QUESTIONS]
-CHOSEN = PROMPTS if os.environ.get("LLM_LATENCY_ALL_PROMPTS") else PROMPTS[::5]
+CHOSEN = [pytest.param(prompt, marks=pytest.mark.long if i % 10 else ()) for i, prompt in enumerate(PROMPTS)]
 
 
 @pytest.fixture(scope="module")

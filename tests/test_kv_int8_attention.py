@@ -103,7 +103,9 @@ def test_triton_equals_the_oracle(case):
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("case", [*CASES, dict(length=9000, batch=3, dtype=torch.bfloat16)], ids=str)
+@pytest.mark.parametrize(
+    "case", [*CASES, pytest.param(dict(length=9000, batch=3, dtype=torch.bfloat16), marks=pytest.mark.long)], ids=str
+)
 def test_triton_on_cuda(case):
     """The compiled kernel: other casts and tensor cores than the interpreter's."""
     if not torch.cuda.is_available():

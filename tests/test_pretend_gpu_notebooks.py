@@ -28,7 +28,12 @@ assert said.split() == [str(config.vocab_size), "True"], said
 
 
 @pytest.mark.parametrize(
-    "profile, dtype", [("qwen2.5-7b", "torch.bfloat16"), ("smollm2-1.7b", "torch.float16")], ids=lambda x: x
+    "profile, dtype",
+    [
+        pytest.param("qwen2.5-7b", "torch.bfloat16", marks=pytest.mark.long),
+        ("smollm2-1.7b", "torch.float16"),
+    ],
+    ids=lambda x: x,
 )
 def test_breaks_are_found_and_the_cells_behind_them_run(tmp_path, profile, dtype):
     """Guards against a harness that stops at a break, misses one, or leaves a notebook's child processes on the CPU."""

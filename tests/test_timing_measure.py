@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import importlib
+import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -226,3 +228,22 @@ def test_the_clocks_load_little():
     ours = {name.removeprefix("llm_latency.") for name in loaded if name.startswith("llm_latency.")}
     assert {name for name in ours if not name.startswith("timing")} == {"arguments", "host"}
     assert not {"transformers", "scipy", "matplotlib", "filelock", "platformdirs"} & set(loaded)
+
+
+def test_the_notebooks_test_run_takes_few_samples():
+    """`make test` looks at what notebooks say, not at their figures: ten samples of everything would take half an hour.
+    Guards against a limit that reaches nobody, or that hides a wrong count from the function."""
+    script = (
+        "from llm_latency.timing import compare, measure\n"
+        "print(len(measure(lambda: 0, repeats=9, warmup=50, device='cpu').samples_ms), end=' ')\n"
+        "print(len(measure(lambda: 0, repeats=1, device='cpu').samples_ms), end=' ')\n"
+        "turns = compare({'a': lambda: 0, 'b': lambda: 0}, device='cpu')\n"
+        "print(len(turns.samples_ms['a']))\n"
+        "try: measure(lambda: 0, repeats=0, device='cpu')\n"
+        "except ValueError as error: print(error)\n"
+    )
+    folder = Path(__file__).resolve().parent / "offline"
+    environment = os.environ | {"PYTHONPATH": str(folder), "LLM_LATENCY_TEST_SAMPLES": "2"}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    counts, refusal = done.stdout.splitlines()
+    assert counts == "2 1 2" and "repeats=0" in refusal

@@ -1,12 +1,15 @@
 """What `make test` runs, stage by stage, with the time of each. Works without make, too: python tools/run_tests.py
 
-    python tools/run_tests.py                       # everything
+    python tools/run_tests.py                       # every stage but "long"
     python tools/run_tests.py --only lint,library   # some stages
+    python tools/run_tests.py --only long           # sanitizers, every prompt, interpreted kernels at their largest
     python tools/run_tests.py --busy                # beside a process that keeps one core busy
 
 No stage uses the network: tests/offline refuses every connection that leaves this machine, in notebook kernels too. The
-library's tests and the solved exercises measure nothing and share the cores, a thread each; notebooks measure, so they
-run one after the other. Every stage runs even if one before it failed; the exit status is 1 if any did.
+library's tests and the solved exercises measure nothing and share the cores, a thread each. Notebooks measure, so they
+run one after the other; here they are run for what they say and not for their figures, so that each measurement takes
+two samples (tests/offline/few_samples.py). Every stage runs even if one before it failed; the exit status is 1 if any
+did.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 NBVAL = ["-m", "pytest", "--nbval", "--nbval-sanitize-with", "tests/nbval_sanitize.cfg", "--nbval-cell-timeout=1200"]
 NBVAL += ["-p", "no:cacheprovider"]
+TESTS = ["-m", "pytest", "tests", "-n", "2", "--dist", "loadfile"]
 
 
 @dataclass(frozen=True)
@@ -34,14 +38,16 @@ class Stage:
     title: str
     commands: tuple[tuple[str, ...], ...]
     threads: int | None = None  # of torch in each process; None: as many as there are cores
+    usual: bool = True  # part of `make test`
 
 
 STAGES = [
     Stage("model", "the course's model is there", (("-m", "every_millisecond.cli", "fetch"),)),
     Stage("lint", "ruff", (("-m", "ruff", "check", "."), ("-m", "ruff", "format", "--check", "."))),
-    Stage("library", "tests/", (("-m", "pytest", "tests", "-n", "2", "--dist", "loadfile"),), threads=1),
+    Stage("library", "tests/, those marked long aside", ((*TESTS, "-m", "not long"),), threads=1),
     Stage("solutions", "solved exercises", ((*NBVAL, "-n", "2", "--dist", "loadscope", "solutions"),), threads=1),
     Stage("notebooks", "notebooks against their stored outputs", ((*NBVAL, "notebooks"),)),
+    Stage("long", "the tests marked long: `make test-long`, CI", ((*TESTS, "-m", "long"),), threads=1, usual=False),
 ]
 
 
@@ -68,6 +74,8 @@ def environment(stage: Stage) -> dict[str, str]:
     }
     if stage.name == "model":
         del own["PYTHONPATH"]  # this one may download, once
+    if stage.name == "notebooks":
+        own["LLM_LATENCY_TEST_SAMPLES"] = "2"
     if stage.threads:
         own["OMP_NUM_THREADS"] = str(stage.threads)
     return own
@@ -80,7 +88,7 @@ def main() -> int:
     parser.add_argument("--busy", action="store_true", help="beside a process that keeps one core busy")
     parser.add_argument("pytest", nargs="*", help="further arguments of the library stage's pytest, after --")
     args = parser.parse_args()
-    chosen = args.only.split(",") if args.only else names
+    chosen = args.only.split(",") if args.only else [stage.name for stage in STAGES if stage.usual]
     if unknown := [name for name in chosen if name not in names]:
         parser.error(f"no stage {', '.join(unknown)}; expected some of {', '.join(names)}")
     results: list[tuple[Stage, float, bool]] = []
