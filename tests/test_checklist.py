@@ -21,7 +21,8 @@ def test_a_stage_is_bound_by_its_largest_part():
     slow = Stage("s", 60.0, 19.0, 7.0, "bandwidth")
     assert slow.bound == "rest" and slow.rest_ms == pytest.approx(34.0)
     assert Stage("s", 20.0, 19.0, 7.0, "bandwidth").rest_ms == 0.0, "a time below its parts has no negative rest"
-    assert "bound by neither" in str(slow) and "bytes 19.0 ms" in str(slow)
+    assert "bound by neither" in str(slow) and "bytes 19.0 ms" in str(slow) and "ALARM" not in str(slow)
+    assert "ALARM" in str(Stage("s", 10.0, 19.0, 7.0, "bandwidth")), "faster than physics is a fault of the figures"
 
 
 def advice(title: str, gain: float | None, **more) -> Advice:
@@ -72,6 +73,7 @@ def test_diagnose_a_learners_own_folder(tiny_directory, quick_ceilings):
     assert set(by_title) == {item.title for item in ITEMS}
     assert by_title["KV cache"].how == MEASURED and by_title["KV cache"].in_use
     assert "perplexity" in by_title["16 bits instead of 32"].quality
+    assert "acceptance" in by_title["speculative decoding"].why and "0.6," not in by_title["speculative decoding"].why
     assert by_title["FP8"].gain is None or torch.cuda.is_available()
 
 
@@ -85,6 +87,19 @@ def test_a_prefill_that_would_take_minutes_is_extrapolated_and_says_so(tiny_dire
     assert times.total_ms(99) - times.total_ms(50) == pytest.approx(49 * times.step_ms), "any length, not one (47)"
     half = next(item for item in ITEMS if item.title.startswith("16 bits")).advise(subject)
     assert half.how == PREDICTED and "not measured" in half.quality
+
+
+def test_speculation_is_judged_by_the_acceptance_of_this_model(tiny_directory, quick_ceilings, monkeypatch):
+    """Fault: an acceptance of 0.6 was supposed for every model, text and draft."""
+    subject, item = Subject(tiny_directory), next(item for item in ITEMS if item.title.startswith("speculative"))
+    found = item.advise(subject)
+    assert found.how == PREDICTED and "prompt lookup" in found.why
+
+    def refuse(*arguments, **options):
+        raise ValueError("no acceptance")
+
+    monkeypatch.setattr("every_millisecond.checklist.advice.measure_costs", refuse)
+    assert item.advise(subject).how == NOT_HERE, "what was not measured is not supposed"
 
 
 def test_another_architecture_is_one_sentence(tmp_path):

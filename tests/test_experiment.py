@@ -242,6 +242,8 @@ def test_contributions_add_up_to_the_total():
     assert tables.step_rows(run)[1][-1] == "loses"
     over = experiment.steps([*records[:-1], record("int4", scale=0.1, alone="sdpa", over="half")], "kv-cache")[-1]
     assert over.alone_factor == pytest.approx(0.93 / 0.9), "a step may be set against another rung than the baseline"
+    with pytest.raises(ValueError, match="alone on the baseline"):
+        experiment.product_of_factors([over])
     assert tables.step_rows(run)[-1][:4] == ["together", "131 ms", "13 ms", "118 ms"]
     with pytest.raises(ValueError, match="no step of the way was measured alone"):
         experiment.product_of_factors([sdpa])
@@ -395,6 +397,30 @@ def test_the_newest_recorded_run_with_the_wanted_rungs(tmp_path):
     assert path.name == "b-ladder.json" and run["date"] == "2026-01-01"
     with pytest.raises(ValueError, match="no recorded ladder with the rungs warp"):
         experiment.newest_run(tmp_path, ("warp",))
+
+
+def test_the_run_that_says_most_about_this_machine(tmp_path):
+    """A figure of a stranger's machine shown as yours, or your own run passed over."""
+    here = hardware.machine_facts()
+    machine = a_run(record())["machine"]
+    kinds = {"kin": machine | {k: here[k] for k in ("gpu", "cpu_capability")}, "other": machine | {"gpu": "a B900"}}
+    results, own = tmp_path / "results", tmp_path / "run"
+    results.mkdir()
+    with pytest.raises(ValueError, match="make run"):
+        experiment.nearest_run(results, own, "smollm2-135m")
+
+    def store(path, name, date, **more):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        run = a_run(record()) | {"date": date, "machine": kinds[name], "profile": "smollm2-135m"} | more
+        path.write_text(json.dumps(run))
+
+    store(results / "a-ladder.json", "other", "2026-03-01")
+    assert experiment.nearest_run(results, own, "smollm2-135m")[0] == "a recorded run: a B900, 2026-03-01"
+    store(results / "b-ladder.json", "kin", "2026-01-01")
+    assert "this kind of machine" in experiment.nearest_run(results, own, "smollm2-135m")[0]
+    store(own / "x" / "ladder.json", "kin", "2026-01-01")
+    store(own / "y" / "ladder.json", "kin", "2026-02-01", profile="llama-7b-shape")
+    assert experiment.nearest_run(results, own, "smollm2-135m")[0].startswith("your own run")
 
 
 def test_a_kept_prefix_is_not_predicted_as_if_it_were_read(tiny_directory, quick_rates):
@@ -581,10 +607,9 @@ def test_another_length_gives_its_own_figures(quick_rates, tiny_directory):
     assert found.values["B8"]["step_ms"] == pytest.approx(98.0 / 10)
     assert record(new_tokens=11).tokens_per_second == pytest.approx(10 / 0.098)
     rows = {row.id: row for row in claims.ledger([found])}
-    assert "times for 11 tokens" in "; ".join(rows["A2"].recorded)
-    assert "the standard prompt, 11 out" in "; ".join(rows["B5"].recorded)
-    usual = {row.id: row for row in claims.ledger([claims.from_ladder(a_run(record()))])}
-    assert "the standard request" in "; ".join(usual["B5"].recorded) and "50 tokens" in "; ".join(usual["A2"].recorded)
+    assert found.values["A2"]["new_tokens"] == found.values["B5"]["new_tokens"] == 11
+    assert "256 new tokens; new_tokens is 11" in rows["A2"].recorded[0]
+    assert "with 11 tokens out" in rows["B5"].recorded[0]
 
 
 def test_brackets_are_no_markup(tiny_directory, tmp_path, quick_rates, instant):

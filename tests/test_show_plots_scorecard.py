@@ -18,6 +18,7 @@ from matplotlib import pyplot as plt
 
 from every_millisecond import claims
 from every_millisecond.notebook import plots, scorecard, show
+from every_millisecond.notebook.waterfall import Fall, waterfall
 
 
 def test_a_figure_carries_its_alternative_text(monkeypatch):
@@ -57,14 +58,20 @@ def test_stage_bar_draws_every_millisecond():
 
 
 def test_waterfall_ends_where_the_last_total_does():
-    """Steps must lead from the first total to the last, a step upwards included."""
-    _, ax = plt.subplots()
-    plots.waterfall(ax, ["a", "b", "c"], [100, 40, 55])
-    heights = [round(patch.get_height(), 6) for patch in ax.patches]
-    bottoms = [round(patch.get_y(), 6) for patch in ax.patches]
-    assert heights == [100, 60, 15, 55] and bottoms == [0, 40, 40, 0]
-    with pytest.raises(ValueError, match="2 names and 1 totals"):
-        plots.waterfall(ax, ["a", "b"], [1])
+    """Steps must lead from the first total to the last, one that costs time included; 10 ms must not vanish; hatching
+    means one thing, and what costs quality says so."""
+    fig = plt.figure()
+    falls = [Fall("b", 1000, 40, quality="perplexity +2%"), Fall("c", 40, 50), Fall("d", 50, 42, overlaps=True)]
+    waterfall(fig, "a", falls)
+    whole, near = fig.axes
+    widths = [round(patch.get_width(), 6) for patch in whole.patches]
+    lefts = [round(patch.get_x(), 6) for patch in whole.patches]
+    assert widths == [1000, 42, 960, 10, 8] and lefts == [0, 0, 40, 40, 42]
+    assert [bool(patch.get_hatch()) for patch in whole.patches] == [False] * 4 + [True]
+    assert 10 / near.get_xlim()[1] > 0.05 and near.patches[-1].get_width() == pytest.approx(8)
+    assert "perplexity +2%" in [text.get_text() for text in near.texts]
+    with pytest.raises(ValueError, match="no steps"):
+        waterfall(fig, "a", [])
     plt.close("all")
 
 

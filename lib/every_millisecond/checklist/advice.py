@@ -9,13 +9,16 @@ import torch
 
 from every_millisecond.doctor import compile_unavailable
 from every_millisecond.laboratory.paged_waste import count_waste
+from every_millisecond.laboratory.speculation import measure_costs
+from every_millisecond.ladder import speculation
 from every_millisecond.subject import RequestTimes, Subject, quick_ms
 from llm_latency import hardware, models, roofline
 from llm_latency.generation import RecomputeStepper, TransformersStepper
-from llm_latency.speculative.theory import expected_speedup
+from llm_latency.speculative import Draft, PromptLookupDraft
 
 MEASURED, PREDICTED, NOT_HERE = "measured", "predicted", "cannot be measured here"
 NONE = "none: exact"
+GAMMA, SPECULATED_TOKENS = 4, 24  # of the answers that speculation is judged by
 AS_FAST = "times as fast"  # the unit of a gain for one request
 
 
@@ -135,17 +138,25 @@ def _export(subject: Subject) -> Advice:
 
 
 def _speculation(subject: Subject) -> Advice:
-    gamma, acceptance, cost = 4, 0.6, 0.1
-    rows = subject.ids[:, : gamma + 1]
-    subject.stepper.prefill(subject.ids)
-    wide = quick_ms(lambda: subject.stepper.step(rows), subject.model.device, repeats=5)
-    factor = expected_speedup(acceptance, gamma, cost, verification=wide / subject.times.step_ms)
+    draft, name = _draft(subject)
+    target = subject.stepper
+    costs = measure_costs(target, draft, [subject.ids], gammas=(1, GAMMA), max_new_tokens=SPECULATED_TOKENS)
+    gamma, factor = costs.best()
     times = RequestTimes(subject.times.prefill_ms, subject.times.step_ms / factor)
     why = (
-        f"supposed: acceptance {acceptance}, a draft of a tenth, gamma {gamma}; reading {gamma + 1} tokens takes "
-        f"{wide / subject.times.step_ms:.1f} times as long as one"
+        f"{name}: acceptance {costs.alpha:.2f} measured on this request; reading {gamma + 1} tokens takes "
+        f"{costs.pass_ms(gamma + 1) / costs.pass_ms(1):.1f} times as long as one, a guess {costs.cost_ratio:.2f} of a "
+        f"step; best gamma {gamma}"
     )
     return _advice(subject.gain(times), PREDICTED, why, "none: the distribution is the target's")
+
+
+def _draft(subject: Subject) -> tuple[Draft, str]:
+    """The draft that this model has: the one distilled for it, or what stands in its own prompt."""
+    try:
+        return speculation.load_draft(subject.profile, subject.model, "conditioned"), "its distilled draft"
+    except (ValueError, FileNotFoundError):
+        return PromptLookupDraft(), "prompt lookup, which needs no draft"
 
 
 def _paging(subject: Subject) -> Advice:
@@ -175,11 +186,11 @@ ITEMS: tuple[Item, ...] = (
     Item("SDPA instead of attention by hand", 1, "06", _sdpa),
     Item("KV cache", 1, "04", _kv_cache),
     Item("INT4 weights, lean decoder", 2, "08", _int4),
-    Item("batching, continuous batching", 2, "10", _batching),
+    Item("batching, continuous batching", 2, "11", _batching),
     Item("FlashAttention-2", 2, "06", _flash),
-    Item("export formats (GGUF, ONNX)", 2, "08", _export),
-    Item("speculative decoding", 3, "09", _speculation),
-    Item("PagedAttention", 3, "10", _paging),
+    Item("export formats (GGUF, ONNX)", 2, "14", _export),
+    Item("speculative decoding", 3, "10", _speculation),
+    Item("PagedAttention", 3, "11", _paging),
     Item("FP8", 3, "08", _fp8),
-    Item("TensorRT-LLM, vLLM, SGLang", 3, "10", _server),
+    Item("TensorRT-LLM, vLLM, SGLang", 3, "14", _server),
 )

@@ -41,9 +41,11 @@ class Stage:
 
     def __str__(self) -> str:
         words = {"compute": "arithmetic", "bandwidth": "bytes", "launch": "issuing operators", "rest": "neither"}
+        beaten = self.work_ms > 1.05 * self.measured_ms
+        alarm = " ALARM: sooner than its own limit allows; was another load on when the limit was measured?" * beaten
         return (
             f"{self.name}: {self.measured_ms:.1f} ms, bound by {words[self.bound]} ({words[self.limit]} "
-            f"{self.work_ms:.1f} ms, issuing operators {self.launch_ms:.1f} ms, the rest {self.rest_ms:.1f} ms)"
+            f"{self.work_ms:.1f} ms, issuing operators {self.launch_ms:.1f} ms, the rest {self.rest_ms:.1f} ms){alarm}"
         )
 
 

@@ -116,13 +116,45 @@ def explain(
 
     answer(gammas[-1])  # warm-up: the first passes compile, allocate and fill caches
     fewest, most = answer(gammas[0]), answer(gammas[-1])
-    passes = verification_cost(reader, prompts[0], counts)
-    free = [cycle for output in most for cycle in unhindered(output, max_new_tokens, gammas[-1])]
-    costs = _costs(gammas, fewest, most, free, passes, bytes_share(reader, first.draft))
+    costs = _costs_of(reader, first.draft, prompts, gammas, fewest, most, counts, max_new_tokens)
     comparison = _take_turns(decoders, prompts, max_new_tokens, rounds, options)
     measured = {gamma: comparison.speedup(str(gamma), "plain").median for gamma in gammas}
     prefill = sum(output.stage_ms["draft prefill"] for output in most) / len(most)
     return Explanation(costs, gammas, comparison, prefill, reasons(costs, measured))
+
+
+def measure_costs(
+    target,
+    draft,
+    prompts: Sequence[Tensor],
+    *,
+    gammas: Sequence[int],
+    max_new_tokens: int,
+    counts: Sequence[int] = (1, 2, 4, 6),
+) -> Costs:
+    """Acceptance and costs of greedy speculation with `draft`, from two answers to each prompt: what `explain` finds,
+    without the race against plain decoding.
+
+    Raises ValueError for no prompts, fewer than two gammas, or an answer too short for the larger.
+    """
+    few, many = min(gammas, default=0), max(gammas, default=0)
+    if not prompts or few == many or max_new_tokens < 2 + many:
+        raise ValueError(
+            f"expected a prompt, two gammas, and max_new_tokens above the larger by 2; got {len(prompts)} prompts, "
+            f"gammas {tuple(gammas)}, max_new_tokens={max_new_tokens}"
+        )
+    decoders = [SpeculativeDecoder(target, draft, gamma) for gamma in (few, many)]
+    reader = decoders[0].target
+    decoders[1].generate(prompts[0], 2 + many)  # warm-up
+    fewest, most = ([decoder.generate(ids, max_new_tokens) for ids in prompts] for decoder in decoders)
+    drafter = decoders[0].draft
+    return _costs_of(reader, drafter, prompts, (few, many), fewest, most, counts, max_new_tokens)
+
+
+def _costs_of(reader, draft, prompts, gammas, fewest, most, counts, max_new_tokens: int) -> Costs:
+    passes = verification_cost(reader, prompts[0], counts)
+    free = [cycle for output in most for cycle in unhindered(output, max_new_tokens, gammas[-1])]
+    return _costs(gammas, fewest, most, free, passes, bytes_share(reader, draft))
 
 
 def _costs(

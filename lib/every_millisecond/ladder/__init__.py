@@ -1,7 +1,7 @@
 """The ladder: the standard request measured rung by rung."""
 
 from every_millisecond.ladder.contributions import Step, best, best_order, product_of_factors, steps, way
-from every_millisecond.ladder.record import RungRecord, load_run, newest_run, records_of
+from every_millisecond.ladder.record import RungRecord, load_run, nearest_run, newest_run, records_of
 from every_millisecond.ladder.rungs import BASELINE, RUNGS, Rung
 from every_millisecond.ladder.runner import run_ladder
 
@@ -14,6 +14,7 @@ __all__ = [
     "best",
     "best_order",
     "load_run",
+    "nearest_run",
     "newest_run",
     "product_of_factors",
     "records_of",

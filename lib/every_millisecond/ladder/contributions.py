@@ -17,8 +17,8 @@ class Step:
     """One step of the way. Times are medians of whole requests in ms.
 
     before_ms, after_ms: without and with it, on top of the steps before it. baseline_ms: where the way begins.
-    over_ms, alone_ms: the baseline (or another, leaner rung) without this step and with it alone; None where that was
-    not measured.
+    over: title of the leaner rung that it was measured alone on, "" for the baseline. over_ms, alone_ms: that rung
+    without this step and with it alone; None where that was not measured.
     """
 
     name: str
@@ -28,6 +28,7 @@ class Step:
     baseline_ms: float
     over_ms: float | None = None
     alone_ms: float | None = None
+    over: str = ""
 
     @property
     def gain_ms(self) -> float:
@@ -76,6 +77,7 @@ def steps(records: Sequence[RungRecord], baseline: str) -> list[Step]:
     """Each step of the way. Their gains add up to the first total less the last, by construction from medians."""
     path = way(records, baseline)
     measured = {record.name: record.median_ms("wall") for record in records if record.measured}
+    titles = {record.name: record.title for record in records}
     return [
         Step(
             name=record.name,
@@ -85,6 +87,7 @@ def steps(records: Sequence[RungRecord], baseline: str) -> list[Step]:
             baseline_ms=path[0].median_ms("wall"),
             over_ms=measured.get(record.over or baseline),
             alone_ms=measured.get(record.alone),
+            over="" if record.over in ("", baseline) else titles.get(record.over, record.over),
         )
         for before, record in pairwise(path)
     ]
@@ -106,11 +109,12 @@ def best_order(records: Sequence[RungRecord], baseline: str) -> list[RungRecord]
 
 
 def product_of_factors(found: Sequence[Step]) -> tuple[float, float]:
-    """(what the steps' factors alone multiply to, what they reached together), over steps that were measured alone too.
+    """(what the steps' factors alone multiply to, what they reached together), over steps that were measured alone on
+    the baseline, too; one measured alone on another rung says nothing of the baseline.
 
     Raises ValueError if none was.
     """
-    both = [step for step in found if step.alone_factor is not None]
+    both = [step for step in found if step.alone_factor is not None and not step.over]
     if not both:
-        raise ValueError("no step of the way was measured alone; run the rungs named `...-alone`, too")
+        raise ValueError("no step of the way was measured alone on the baseline; run the rungs named `...-alone`, too")
     return math.prod(step.alone_factor for step in both), math.prod(step.before_ms / step.after_ms for step in both)

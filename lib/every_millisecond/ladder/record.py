@@ -9,7 +9,7 @@ from statistics import median
 
 import numpy as np
 
-from llm_latency import files
+from llm_latency import files, hardware
 
 STAGES = ("tokenise", "prefill", "decode", "detokenise")
 MEASURED, UNAVAILABLE, FAILED = "measured", "unavailable", "failed"
@@ -154,6 +154,31 @@ def newest_run(folder: Path, needed: tuple[str, ...] = ()) -> tuple[Path, dict]:
         raise ValueError(f"no recorded ladder{wanted} in {folder}; `make run` measures one")
     *_, path, run = max(found, key=lambda entry: entry[:3])
     return path, run
+
+
+def nearest_run(results: Path, own: Path, profile: str) -> tuple[str, dict]:
+    """The recorded ladder that says most about this machine, and whose it is, in words for a label.
+
+    The newest of the reader's own under `own` (what `make run` leaves there); else the newest in `results` of a machine
+    of this kind (the same GPU, or a CPU with the same vector units); else the newest of any. A run of the profile comes
+    before one of another model. Raises ValueError if there is none.
+    """
+    here = hardware.machine_facts()
+    found = []
+    for path in [*own.glob(f"*/{FINISHED}"), *results.glob("*ladder*.json")]:
+        run = load_run(path)
+        records = records_of(run)
+        if run["profile"].endswith("-shape") or not any(r.name == run["baseline"] and r.measured for r in records):
+            continue
+        yours, there = path.name == FINISHED, run["machine"]
+        kind = all(there.get(key) == here[key] for key in ("gpu", "cpu_capability"))
+        rank = run["profile"] == profile, yours, kind, run["date"], sum(r.measured for r in records), str(path)
+        whose = "your own run" if yours else "a recorded run, this kind of machine" if kind else "a recorded run"
+        found.append((rank, whose, run))
+    if not found:
+        raise ValueError(f"no recorded ladder in {results} or {own}; `make run` measures one")
+    _, whose, run = max(found, key=lambda entry: entry[0])
+    return f"{whose}: {run['machine']['gpu'] or run['machine']['cpu']}, {run['date']}", run
 
 
 def records_of(run: dict) -> list[RungRecord]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+from itertools import pairwise
 from pathlib import Path
 
 import jinja2
@@ -12,11 +13,14 @@ from matplotlib.figure import Figure
 
 from every_millisecond import claims
 from every_millisecond.ladder import contributions
-from every_millisecond.ladder.record import records_of
+from every_millisecond.ladder.record import RungRecord, records_of
 from every_millisecond.ladder.tables import HEADERS, STEP_HEADERS, caption, rows, step_rows, unaccounted
 from every_millisecond.notebook import plots
+from every_millisecond.notebook.waterfall import Fall, waterfall
 from every_millisecond.processes import printable
 from llm_latency import files
+
+NOISE = 0.01  # of perplexity, and of the first choices: over some hundred tokens less tells nothing
 
 
 def stages_figure(run: dict) -> Figure:
@@ -30,24 +34,39 @@ def stages_figure(run: dict) -> Figure:
     return fig
 
 
+def falls(run: dict) -> list[Fall]:
+    """The steps of the way, each with what it costs in quality: perplexity above the baseline's by more than noise, or
+    fewer of the baseline's first choices, where that is worse than the step before."""
+    records = records_of(run)
+    path = contributions.way(records, run["baseline"])
+    found = contributions.steps(records, run["baseline"])
+    return [
+        Fall(step.title, step.before_ms, step.after_ms, step.overlaps and not step.loses, _cost(path[0], before, after))
+        for step, (before, after) in zip(found, pairwise(path), strict=True)
+    ]
+
+
+def _cost(baseline: RungRecord, before: RungRecord, after: RungRecord) -> str:
+    words = []
+    if None not in (baseline.perplexity, before.perplexity, after.perplexity):
+        if after.perplexity / before.perplexity - 1 > NOISE:
+            words.append(f"perplexity {after.perplexity / baseline.perplexity - 1:+.1%}")
+    if None not in (before.agreement, after.agreement) and before.agreement - after.agreement > NOISE:
+        words.append(f"same choice {after.agreement:.1%}")
+    return ", ".join(words)
+
+
 def waterfall_figure(run: dict) -> Figure:
-    """ms that each step of the way took away from the baseline; hatched where a step shares its gain or loses.
+    """ms that each step of the way took away from the baseline; hatched where a step shares them with an earlier one.
 
     Raises ValueError with fewer than two measured rungs on the way.
     """
     plots.use_style()
-    records = records_of(run)
-    path = contributions.way(records, run["baseline"])
-    found = contributions.steps(records, run["baseline"])
-    fig = Figure(figsize=(11, 5), layout="constrained")
-    ax = fig.subplots()
-    hatched = [False, *(step.overlaps or step.loses for step in found)]
-    plots.waterfall(
-        ax, [record.title for record in path], [record.median_ms("wall") for record in path], overlaps=hatched
-    )
-    ax.set_title("One request: what each step took away")
-    if any(hatched):
-        ax.set_xlabel("hatched: alone it saves more than here, or it loses here", fontsize=10)
+    path = contributions.way(records_of(run), run["baseline"])
+    steps = falls(run)
+    fig = Figure(figsize=(12, 2 + 0.42 * len(path)), layout="constrained")
+    waterfall(fig, path[0].title if path else "", steps)
+    fig.suptitle("One request: what each step took away", x=0.01, ha="left", fontsize=14, fontweight="bold")
     return fig
 
 
@@ -56,8 +75,11 @@ def waterfall_alt(run: dict) -> str:
     records = records_of(run)
     path = contributions.way(records, run["baseline"])
     totals = ", ".join(f"{record.title} {record.median_ms('wall'):.0f} ms" for record in path)
-    hatched = [s.title for s in contributions.steps(records, run["baseline"]) if s.overlaps or s.loses]
-    tail = f" Hatched, since they share a gain or lose: {', '.join(hatched)}." if hatched else ""
+    found = falls(run)
+    hatched = [fall.title for fall in found if fall.overlaps]
+    tail = f" Hatched, since they share milliseconds with an earlier step: {', '.join(hatched)}." if hatched else ""
+    costs = [f"{fall.title} ({fall.quality})" for fall in found if fall.quality]
+    tail += f" Quality is paid at: {', '.join(costs)}." if costs else ""
     return f"Waterfall of the standard request's time on one machine: {totals}.{tail}"
 
 

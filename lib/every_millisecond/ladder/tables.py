@@ -94,6 +94,7 @@ def step_rows(run: dict) -> list[list[str]]:
     result = []
     for step in found:
         alone = "-" if step.alone_gain_ms is None else f"{step.alone_gain_ms:.0f} ms ({step.alone_factor:.2f} times)"
+        alone += f" on {step.over}" if step.over and step.alone_gain_ms is not None else ""
         notes = ["loses"] * step.loses + ["shares its gain with a step before it"] * (step.overlaps and not step.loses)
         result.append(
             [

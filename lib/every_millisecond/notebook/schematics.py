@@ -276,3 +276,169 @@ def three_tables(page: int, tables: dict[str, list[int]], lengths: dict[str, int
     ax.text(0.1, 0.3, "coloured: a token's key and value stand there; hatched: reserved, still empty", ha="left",
             va="center", fontsize=11, color=INK)  # fmt: skip
     return fig
+
+
+def int4_group() -> Figure:
+    """A group of 32 weights: 128 bytes in FP32, and as nibbles, a scale and a zero in 20."""
+    fig, ax = canvas(11, 4.6, 34, 11.4, "A group of 32 weights in FP32, and in INT4")
+    halves, extra = (METHOD_COLOURS[4], "#C9E6F7"), METHOD_COLOURS[3]
+    for i in range(32):
+        box(ax, 1 + i, 8.4, 0.96, 1.4, f"w{i}", halves[i // 16], ink=INK, size=8)
+    ax.text(1, 10.1, "FP32: 32 weights of 4 bytes = 128 bytes", ha="left", fontsize=12, fontweight="bold", color=INK)
+    for i in range(32):
+        box(ax, 1 + i % 16, 4.2 + i // 16 * 0.75, 0.96, 0.7, f"q{i}", halves[i // 16], ink=INK, size=8)
+    for y, name in ((5.3, "high"), (4.55, "low")):
+        ax.text(0.8, y, name, ha="right", va="center", fontsize=9, color=INK)
+    ax.text(
+        1, 6.0, "INT4: 16 bytes, in each a low and a high code", ha="left", fontsize=12, fontweight="bold", color=INK
+    )
+    for x, name in ((17.6, "scale"), (20.4, "zero")):
+        box(ax, x, 4.2, 2.6, 1.45, f"{name}\n2 bytes", extra, ink=INK, size=10)
+    ax.text(23.6, 4.95, "= 20 bytes: 5 bits a weight", ha="left", va="center", fontsize=12, color=INK)
+    ax.text(20.2, 7.55, "all 32 share one scale and one zero", ha="center", va="top", fontsize=11, color=INK)
+    ax.annotate("", (20.2, 5.7), (18.4, 7.15), arrowprops={"arrowstyle": "->", "color": INK})
+    line = 1.7
+    ax.plot([1, 31], [line, line], color=INK, linewidth=1, marker="")
+    for code in range(16):
+        x = 1 + 2 * code
+        ax.plot([x, x], [line - 0.35, line + 0.35], color=INK, linewidth=1.5, marker="")
+        ax.text(x, line - 0.5, str(code), ha="center", va="top", fontsize=9, color=INK)
+    ax.text(17, line + 1.05, "zero:\ncode 8", ha="center", va="center", fontsize=10, color=INK)
+    span(ax, 21, 23, line + 0.75, "scale", size=10)
+    ax.text(31.6, line, "the sixteen\npoints", ha="left", va="center", fontsize=10, color=INK)
+    return fig
+
+
+def operators_and_one_kernel() -> Figure:
+    """Three operators of a step, each with a launch before it, and the same work as one call with barriers in it."""
+    fig, ax = canvas(11, 5.0, 24, 11.6, "The same work, as operators and as one function (not to scale)")
+    launch, work = METHOD_COLOURS[3], METHOD_COLOURS[4]
+    names = ("norm", "q, k, v", "rotate")
+    for y, title in ((8.6, "operators"), (3.3, "one kernel")):
+        ax.text(0.2, y, title, ha="left", va="center", fontsize=12, fontweight="bold", color=INK)
+    for y in (8.95, 8.0, 3.65, 2.7):
+        ax.text(4.0, y, f"core {1 if y in (8.95, 3.65) else 2}", ha="right", va="center", fontsize=10, color=INK)
+    x, ends = 4.3, []
+    for name in names:
+        box(ax, x, 8.55, 3.2, 0.8, "launch", launch, ink=INK, size=10)
+        for y, length in ((8.55, 1.7), (7.6, 1.5)):
+            box(ax, x + 3.25, y, length, 0.8, name, work, ink=INK, size=10)
+        x += 5.1
+        ends.append(x)
+    ax.text(x + 0.15, 8.4, "... and so on,\nhundreds of times a step", ha="left", va="center", fontsize=11, color=INK)
+    ax.annotate(
+        "a launch: Python, dispatch, memory for the result, threads\ntold to begin (on a GPU: a kernel queued)",
+        (5.9, 9.4), (4.3, 10.7), ha="left", va="center", fontsize=10, color=INK, arrowprops={"arrowstyle": "->"},
+    )  # fmt: skip
+    x = 4.3
+    box(ax, x, 3.25, 3.2, 0.8, "one call", launch, ink=INK, size=10)
+    x += 3.25
+    for name in (*names, "attend"):
+        for y, length in ((3.25, 1.7), (2.3, 1.5)):
+            box(ax, x, y, length, 0.8, name, work, ink=INK, size=10)
+        ax.plot([x + 1.82, x + 1.82], [2.1, 4.3], color=INK, linewidth=3, marker="")
+        x += 1.95
+    ax.text(x + 0.1, 3.2, "... to the logits", ha="left", va="center", fontsize=11, color=INK)
+    ax.annotate(
+        "a barrier: whoever is done waits here, on its core, for the others", (9.37, 2.05), (7.6, 1.0), ha="left",
+        va="center", fontsize=10, color=INK, arrowprops={"arrowstyle": "->"},
+    )  # fmt: skip
+    ax.annotate("time", (23.8, 5.8), (21.6, 5.8), arrowprops={"arrowstyle": "->"}, va="center", fontsize=10)
+    return fig
+
+
+def slots_filling(prompt: int = 4, steps: int = 3) -> Figure:
+    """Four passes of one layer twice: nothing kept, so that each computes all tokens; and with slots that fill up."""
+    fig, ax = canvas(11.5, 4.8, 23, 9.6, "Keys and values of one layer, pass by pass")
+    computed, stored, size = METHOD_COLOURS[3], METHOD_COLOURS[4], 0.85
+    room = prompt + steps + 1
+    for x, title in ((2.9, "nothing kept: every pass computes every token"), (13.4, "kept: a pass computes its own")):
+        ax.text(x, 8.7, title, ha="left", va="center", fontsize=12, fontweight="bold", color=INK)
+    for row in range(steps + 1):
+        y, tokens = 7.0 - 1.45 * row, prompt + row
+        name = f"prompt,\n{prompt} tokens" if row == 0 else f"step {row}"
+        ax.text(0.1, y + 0.42, name, ha="left", va="center", fontsize=11, color=INK)
+        for i in range(tokens):
+            box(ax, 2.9 + size * i, y, size, 0.85, str(i + 1), computed, ink=INK, size=10)
+        ax.text(2.9 + size * tokens + 0.15, y + 0.42, f"+{tokens}", ha="left", va="center", fontsize=12, color=INK)
+        new = prompt if row == 0 else 1
+        for i in range(room):
+            colour = computed if tokens - new <= i < tokens else stored if i < tokens else "white"
+            box(ax, 13.4 + size * i, y, size, 0.85, str(i + 1) if i < tokens else "", colour, ink=INK, size=10)
+            ax.add_patch(plt.Rectangle((13.4 + size * i, y), size, 0.85, facecolor="none", edgecolor="#777777"))
+        ax.text(13.4 + size * room + 0.15, y + 0.42, f"+{new}", ha="left", va="center", fontsize=12, color=INK)
+    for x, total in ((2.9, sum(prompt + row for row in range(steps + 1))), (13.4, prompt + steps)):
+        ax.text(x, 1.85, f"{total} tokens computed", ha="left", va="center", fontsize=12, fontweight="bold", color=INK)
+    for x, colour, text in ((0.1, computed, "computed in this pass (right: and written)"), (9.0, stored, "read from its slot"),
+                            (14.6, "white", "a free slot (a cache of fixed size has them)")):  # fmt: skip
+        box(ax, x, 0.35, size, 0.75, "", colour)
+        ax.add_patch(plt.Rectangle((x, 0.35), size, 0.75, facecolor="none", edgecolor="#777777"))
+        ax.text(x + size + 0.2, 0.72, text, ha="left", va="center", fontsize=10, color=INK)
+    return fig
+
+
+def three_ways_to_issue() -> Figure:
+    """One step on a GPU as operators, compiled, and as a recorded graph: what the host does, when the device works."""
+    fig, ax = canvas(11.5, 5.6, 23, 11.2, "One step, issued in three ways (a GPU; not to scale)")
+    order, matmul, small = "#DDDDDD", METHOD_COLOURS[4], METHOD_COLOURS[3]
+    eager = [("", 0.35, small), ("", 0.35, small), ("", 0.35, small), ("matmul", 1.2, matmul), ("", 0.35, small),
+             ("", 0.35, small), ("matmul", 1.2, matmul), ("", 0.35, small)]  # fmt: skip
+    fused = [("", 0.5, small), ("matmul", 1.2, matmul), ("", 0.5, small), ("matmul", 1.2, matmul), ("", 0.35, small)]
+    ways = (("eager", "a launch for\neach operator", eager, 1.75), ("compiled", "small ones fused:\nfewer launches",
+            fused, 1.75), ("as a graph", "recorded once,\nthen one launch", fused, 0.0))  # fmt: skip
+    for row, (name, what, kernels, launch) in enumerate(ways):
+        y = 8.2 - 3.4 * row
+        ax.text(0.1, y + 1.15, name, ha="left", va="center", fontsize=12, fontweight="bold", color=INK)
+        ax.text(0.1, y + 0.1, what, ha="left", va="center", fontsize=10, color=INK)
+        for dy, side in ((1.35, "host"), (0.35, "device")):
+            ax.text(5.6, y + dy, side, ha="right", va="center", fontsize=10, color=INK)
+        host = device = 5.8
+        if not launch:
+            box(ax, host, y + 0.95, 1.75, 0.8, "replay", order, ink=INK, size=10)
+            device = host + 1.75
+        for text, width, colour in kernels:
+            if launch:
+                box(ax, host, y + 0.95, launch, 0.8, "launch", order, ink=INK, size=9)
+                host += launch
+            begin = max(host, device)
+            if launch and begin - device > 0.3 and device > 5.8:
+                span(ax, device, begin, y - 0.25, "", size=9)
+            box(ax, begin, y - 0.05, width, 0.8, text, colour, ink=INK, size=9)
+            device = begin + width
+        ax.text(device + 0.25, y + 0.35, "done", ha="left", va="center", fontsize=10, fontweight="bold", color=INK)
+    for x, colour, text in ((14.4, small, "a small operator"), (18.6, matmul, "a matmul")):
+        box(ax, x, 2.1, 0.35, 0.8, "", colour)
+        ax.text(x + 0.5, 2.5, text, ha="left", va="center", fontsize=10, color=INK)
+    span(ax, 14.4, 15.6, 1.2, "")
+    ax.text(15.8, 1.2, "a gap: the device waits for the host", ha="left", va="center", fontsize=10, color=INK)
+    ax.annotate("time", (22.9, 10.9), (20.9, 10.9), arrowprops={"arrowstyle": "->"}, va="center", fontsize=10)
+    return fig
+
+
+def prefix_shared() -> Figure:
+    """Two prompts over one kept prefix, and a third whose first token differs, so that nothing of it can be kept."""
+    fig, ax = canvas(11.5, 4.9, 21.4, 10.4, "One prefix, read once, in front of many requests (not to scale)")
+    common, own, strange = METHOD_COLOURS[4], METHOD_COLOURS[3], OTHER_COLOUR
+    left, width, tail = 4.6, 10.2, 5.4
+    rows = ((7.4, "learner A", "A's solution, the question"), (4.9, "learner B", "B's solution, the question"))
+    for y, name, text in rows:
+        ax.text(left - 0.3, y + 0.6, name, ha="right", va="center", fontsize=12, fontweight="bold", color=INK)
+        box(ax, left, y, width, 1.2, "instructions, statement, notes", common, ink=INK)
+        box(ax, left + width + 0.1, y, tail, 1.2, text, own, ink=INK, size=10)
+    span(
+        ax, left, left + width, 9.0, "the same ids from the first on: read once, keys and values kept"
+    )
+    span(ax, left + width + 0.1, left + width + tail + 0.1, 4.6, "read for this request alone", above=False, size=10)
+    for x in (left + 1.2, left + width / 2, left + width - 1.2):
+        ax.annotate("", (x, 6.15), (x, 7.35), arrowprops={"arrowstyle": "<->", "color": INK})
+    ax.text(left + width / 2 + 0.3, 6.75, "equal, slot by slot", ha="left", va="center", fontsize=10, color=INK)
+    y = 1.6
+    ax.text(left - 0.3, y + 0.6, "name first", ha="right", va="center", fontsize=12, fontweight="bold", color=INK)
+    box(ax, left, y, 1.5, 1.2, "“Ada,”", own, ink=INK, size=10)
+    box(ax, left + 1.6, y, width - 1.5, 1.2, "instructions, statement, notes", strange)
+    box(ax, left + width + 0.2, y, tail, 1.2, "A's solution, the question", strange, size=10)
+    ax.text(
+        left, y - 0.3, "every key behind the name depends on it: the same words, and not one slot can be used again",
+        ha="left", va="top", fontsize=10, color=INK,
+    )  # fmt: skip
+    return fig

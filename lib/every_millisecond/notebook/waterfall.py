@@ -13,7 +13,7 @@ from every_millisecond.notebook.plots import OTHER_COLOUR
 
 SAVES, SLOWER, TOTAL = "#56B4E9", "#CC79A7", OTHER_COLOUR
 SHARED = "//"  # the one meaning of hatching
-ENLARGED = 3.0  # the second panel reaches this many times as far as the last total
+ENLARGED = 2.2  # the second panel reaches this many times as far as the last total
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,15 @@ def waterfall(fig: Figure, first: str, falls: Sequence[Fall], *, last: str = "no
     whole.invert_yaxis()
     whole.set_xlabel("time of the request (ms)")
     near.set_xlabel("the same, enlarged (ms)")
+    if any(fall.quality for fall in falls):
+        near.annotate(
+            "what it costs in quality",
+            (1.02, 0),
+            xycoords=near.get_yaxis_transform(),
+            va="center",
+            fontsize=10,
+            fontweight="bold",
+        )
     for row, fall in enumerate(falls, start=1):
         if fall.quality:
             near.annotate(fall.quality, (1.02, row), xycoords=near.get_yaxis_transform(), va="center", fontsize=10)

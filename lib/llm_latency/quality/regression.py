@@ -69,8 +69,9 @@ def regression_test(
     the first case, to compare distributions by a two-sample test: it sees a sampling rule that is right when greedy and
     wrong otherwise. Seeds are fixed.
 
-    Perplexity, KL and agreement are over the last positions of each case, decoded token by token after a prompt, and
-    judged over all cases together. A case that only the optimised model cannot do fails.
+    Perplexity, KL and agreement are over the last positions of each case, decoded token by token after a prompt.
+    Perplexity and KL are judged case by case, so that no odd text decides an average; agreement over all of them, since
+    some have few positions. A case that only the optimised model cannot do fails.
 
     Raises ValueError for no cases, different vocabularies, ids out of range, logits that hold NaN (naming the model and
     the case), a case that the original itself cannot do, and TypeError for ids that are no int64 tensor.
