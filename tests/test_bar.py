@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import types
+
 import pytest
 
 from every_millisecond.ladder import rungs
@@ -63,3 +65,25 @@ def test_another_machine_or_profile_measures_anew(measured, monkeypatch):
     monkeypatch.setattr(bar, "_machine", lambda profile: "another")
     bar.ends("04")
     assert asked == ["kv-cache", "kv-cache"]
+
+
+@pytest.mark.parametrize("answer_ms, answers", [(2_000.0, bar.REPEATS), (40_000.0, 1)])
+def test_a_slow_machine_has_a_first_bar(monkeypatch, answer_ms, answers):
+    """The first thing that a newcomer saw on a slow machine was an error, after minutes: its baseline is measured
+    however slow it is, once where an answer takes long; only what should be an improvement may be passed over."""
+    entry, asked = types.SimpleNamespace(build=lambda profile: object(), title="+ a rung"), []
+
+    def respond(stepper, tokenizer, prompt, new_tokens):
+        asked.append(new_tokens)
+        return types.SimpleNamespace(breakdown=dict.fromkeys(plots.STAGES, answer_ms / 4))
+
+    for name, fake in {
+        "respond": respond, "with_room": lambda stepper, tokens: stepper, "prefill_seconds": lambda stepper: 60.0,
+        "standard_prompt": lambda tokenizer: "",
+    }.items():  # fmt: skip
+        monkeypatch.setattr(bar, name, fake)
+    monkeypatch.setattr(bar.rungs, "rung", lambda name: entry)
+    monkeypatch.setattr(bar.models, "load_tokenizer", lambda profile: None)
+    assert bar._measure("half", None) is None and asked == []
+    first = bar._measure(rungs.BASELINE, None)
+    assert first.total_ms == answer_ms and asked.count(bar.NEW_TOKENS) == answers
