@@ -3,6 +3,7 @@ model, which issues the same operators with next to nothing to compute."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 import torch
@@ -45,21 +46,27 @@ def count_flops(fn: Callable[[], object]) -> int:
 class _OperatorCounter(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
-        self.count = 0
+        self.names: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += not func.is_view
+        if not func.is_view:
+            self.names[func.overloadpacket.__name__] += 1
         return func(*args, **(kwargs or {}))
 
 
-def count_operators(fn: Callable[[], object]) -> int:
-    """How many ATen operators `fn()` issues, views left out: each is at least one kernel launch on a GPU.
+def operators(fn: Callable[[], object]) -> Counter[str]:
+    """The ATen operators that `fn()` issues, by name, views left out: each is at least one kernel launch on a GPU.
 
-    Operators inside code made by torch.compile are not seen.
+    Operators inside code made by torch.compile, or replayed as a CUDA graph, are not seen.
     """
     with torch.no_grad(), _OperatorCounter() as counter:
         fn()
-    return counter.count
+    return counter.names
+
+
+def count_operators(fn: Callable[[], object]) -> int:
+    """How many `operators` `fn()` issues."""
+    return operators(fn).total()
 
 
 def matmul_rate(model: object, rows: int, dtype: str = "float32", device: str | torch.device | None = None) -> float:
