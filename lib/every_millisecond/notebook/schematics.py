@@ -442,3 +442,38 @@ def prefix_shared() -> Figure:
         ha="left", va="top", fontsize=10, color=INK,
     )  # fmt: skip
     return fig
+
+
+def quantised_cache() -> Figure:
+    """One head of an INT8 cache: key codes with scales by channel and group, value codes with scales by token."""
+    fig, ax = canvas(11.5, 6.2, 23, 12.4, "One head's INT8 cache: codes and their scales (4 channels, groups of 4 tokens)")
+    codes, scales, exact = METHOD_COLOURS[4], METHOD_COLOURS[3], "#E3E3E3"
+    for left, title in ((2.6, "KEYS: a scale per channel and group"), (13.2, "VALUES: a scale per token")):
+        ax.text(left, 11.6, title, ha="left", va="center", fontsize=12, fontweight="bold", color=INK)
+        for token in range(12):  # the oldest at the top
+            for channel in range(4):
+                colour = codes if token < 9 else exact
+                ax.add_patch(plt.Rectangle((left + channel, 10.1 - 0.8 * token), 0.9, 0.7, facecolor=colour))
+    for group, (top, tokens) in enumerate(((10.8, 4), (7.6, 4), (4.4, 1))):
+        for channel in range(4):  # one column of a group shares a scale
+            low = top - 0.8 * tokens + 0.12
+            ax.add_patch(plt.Rectangle((2.56 + channel, low - 0.05), 0.98, 0.8 * tokens - 0.02, fill=False,
+                                       edgecolor=scales, linewidth=2.2))  # fmt: skip
+            ax.add_patch(plt.Rectangle((7.4 + 0.55 * channel, top - 0.75), 0.45, 0.7, facecolor=scales))
+        if group == 0:
+            ax.text(7.4, 9.5, "4 scales a group,\none per column", ha="left", va="center", fontsize=10, color=INK)
+    for token in range(9):
+        y = 10.1 - 0.8 * token
+        ax.add_patch(plt.Rectangle((13.16, y - 0.04), 3.98, 0.78, fill=False, edgecolor=scales, linewidth=2.2))
+        ax.add_patch(plt.Rectangle((17.5, y), 0.45, 0.7, facecolor=scales))
+    ax.text(18.3, 7.3, "1 scale a token:\nfinal on arrival", ha="left", va="center", fontsize=10, color=INK)
+    ax.text(2.3, 4.05, "open\ngroup", ha="right", va="center", fontsize=10, color=INK)
+    kept = "exact tokens kept too,\nuntil a 4th closes it"
+    ax.text(7.4, 2.85, kept, ha="left", va="center", fontsize=10, color=INK)
+    for x in (2.3, 12.9):
+        ax.text(x, 2.1, "window:\nexact", ha="right", va="center", fontsize=10, color=INK)
+    ax.text(2.3, 10.45, "oldest", ha="right", va="center", fontsize=10, color=INK)
+    ax.text(7.4, 1.65, "newest", ha="left", va="center", fontsize=10, color=INK)
+    ax.text(2.6, 0.35, "a score sums over channels: q times k", ha="left", va="center", fontsize=10, color=INK)
+    ax.text(13.2, 0.35, "the result sums over tokens: weights times v", ha="left", va="center", fontsize=10, color=INK)
+    return fig
