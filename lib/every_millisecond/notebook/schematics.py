@@ -446,7 +446,7 @@ def prefix_shared() -> Figure:
 
 def quantised_cache() -> Figure:
     """One head of an INT8 cache: key codes with scales by channel and group, value codes with scales by token."""
-    fig, ax = canvas(11.5, 6.2, 23, 12.4, "One head's INT8 cache: codes and their scales (4 channels, groups of 4 tokens)")
+    fig, ax = canvas(11.5, 6.2, 23, 12.4, "One head's INT8 cache: codes and scales (4 channels, groups of 4 tokens)")
     codes, scales, exact = METHOD_COLOURS[4], METHOD_COLOURS[3], "#E3E3E3"
     for left, title in ((2.6, "KEYS: a scale per channel and group"), (13.2, "VALUES: a scale per token")):
         ax.text(left, 11.6, title, ha="left", va="center", fontsize=12, fontweight="bold", color=INK)
