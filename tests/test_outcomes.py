@@ -116,7 +116,11 @@ def reachable(call: ast.Call) -> tuple[set[str], set[str]]:
     measured = call.args[0]
     assert any(isinstance(node, ast.Name) for node in ast.walk(measured)), f"no measurement in {ast.unparse(call)}"
     keywords = {keyword.arg: keyword.value for keyword in call.keywords}
-    sentences = {name: text_of(keywords[name]) for name in ("above", "between", "below") if name in keywords}
+    sentences = {
+        name: text_of(keywords[name]).replace("{value}", "<value>")  # which is another figure each time
+        for name in ("above", "between", "below")
+        if name in keywords
+    }
     at = keywords.get("at")
     two = isinstance(at, ast.Tuple)
     marks = (1.0, 2.0) if two else 1.0  # where the marks lie does not matter, only on which side a figure falls
