@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import secrets
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+LEFTOVER_S = 24 * 3600.0
 
 
 def path_from_environment(variable: str) -> Path | None:
@@ -43,9 +47,11 @@ def cache_folder() -> Path:
 def write_atomically(path: Path, text: str) -> None:
     """Write a text file so that a reader, or a crash, sees the old content or the new, never a part.
 
-    Its mode follows the umask, as that of any new file: others who share the folder can read it.
+    Its mode follows the umask, as that of any new file: others who share the folder can read it. What a process left
+    behind that was killed while it wrote goes after a day.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(path)
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         with unfinished.open("x", encoding="utf-8") as file:
@@ -54,6 +60,15 @@ def write_atomically(path: Path, text: str) -> None:
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Remove unfinished files of the same name that nobody can still be writing. One from the future, after a clock was
+    set back, stays until the clock has caught up."""
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 16}"):
+        with contextlib.suppress(OSError):  # another process removed it, or it is another user's
+            if time.time() - leftover.stat().st_mtime > LEFTOVER_S:
+                leftover.unlink()
 
 
 def read_json(path: Path, default: Any) -> Any:

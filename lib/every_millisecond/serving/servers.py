@@ -1,0 +1,91 @@
+"""A server on this machine for as long as a block runs: a free port, a health check, its output kept, always ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from every_millisecond.processes import printable
+
+ENDING_S = 10.0
+
+
+class ServerFailed(RuntimeError):
+    """Why a server did not come up, with the last lines that it printed."""
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextlib.contextmanager
+def serving(
+    command: Sequence[str], log: Path, *, port: int | None = None, health: str = "/health", limit_s: float = 120.0
+) -> Iterator[str]:
+    """Start a server and yield its address once it answers; end it, and all it started, when the block ends.
+
+    command: its words; "{port}" in them stands for the port. log: where its output goes. health: a path that answers
+    200 when the server is ready.
+
+    Raises ServerFailed with its last words if it ends, does not answer within `limit_s`, or its port is taken;
+    FileNotFoundError if there is no such program.
+    """
+    port = free_port() if port is None else port
+    with socket.socket() as probe:
+        if probe.connect_ex(("127.0.0.1", port)) == 0:
+            raise ServerFailed(f"port {port} is taken by another program; leave port out to get a free one")
+    words = [word.replace("{port}", str(port)) for word in command]
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as output:
+        process = subprocess.Popen(words, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            _wait(process, f"http://127.0.0.1:{port}", health, limit_s, words[0], log)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            _end(process)
+
+
+def _wait(process: subprocess.Popen, url: str, health: str, limit_s: float, name: str, log: Path) -> None:
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise ServerFailed(f"{name} ended with code {process.returncode}: {_last_words(log)}")
+        with contextlib.suppress(urllib.error.URLError, OSError):
+            if urllib.request.urlopen(url + health, timeout=2).status == 200:
+                return
+        time.sleep(0.2)
+    raise ServerFailed(f"{name} did not answer {health} within {limit_s:g} s: {_last_words(log)}")
+
+
+def _last_words(log: Path, lines: int = 5) -> str:
+    said = printable(log.read_text(encoding="utf-8", errors="replace")).strip().splitlines()
+    return " | ".join(said[-lines:]) or "it printed nothing"
+
+
+def _end(process: subprocess.Popen) -> None:
+    """Ask it to end, then make it; its whole process group, for servers start workers."""
+
+    def tell(number: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if os.name == "posix":
+                os.killpg(process.pid, number)
+            else:
+                process.terminate()
+
+    tell(signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=ENDING_S)
+    tell(getattr(signal, "SIGKILL", signal.SIGTERM))
+    process.kill()
+    process.wait()
