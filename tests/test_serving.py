@@ -10,16 +10,14 @@ import sys
 import time
 from pathlib import Path
 
+import aiohttp
 import numpy as np
 import pytest
+import scripted_server
 
-aiohttp = pytest.importorskip("aiohttp")
-
-import scripted_server  # noqa: E402
-
-from every_millisecond.serving import load, report, servers  # noqa: E402
-from every_millisecond.serving.client import Answer, ask, check_url  # noqa: E402
-from every_millisecond.serving.events import EventDecoder  # noqa: E402
+from every_millisecond.serving import load, report, servers
+from every_millisecond.serving.client import Answer, ask, check_url
+from every_millisecond.serving.events import EventDecoder
 
 SCRIPTED = [sys.executable, str(Path(scripted_server.__file__)), "{port}"]
 MESSAGES = [{"role": "user", "content": "hello"}]
