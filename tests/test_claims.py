@@ -1,4 +1,4 @@
-"""The claims' arithmetic by hand, and verdicts that follow the figures instead of being written down."""
+"""Figures reach every verdict of every claim; what arithmetic says is no verdict; bad input is refused."""
 
 from __future__ import annotations
 
@@ -15,20 +15,210 @@ from typer.testing import CliRunner
 from every_millisecond import claims, cli
 from every_millisecond.claims import measuring, speculation_claims
 from every_millisecond.claims.check import (
-    CONDITION,
-    HOLDS,
-    IMPOSSIBLE,
+    FALSE,
     NOT_MEASURED,
+    TIE,
+    TRUE,
+    Arithmetic,
+    Claim,
+    Part,
     claim,
     ffn_compute_bound,
     least_number,
 )
-from every_millisecond.claims.serving_claims import simulated_flattery
+from every_millisecond.notebook.outcome import Interval
 from llm_latency import hardware
 from llm_latency.roofline import Peak, gpu_peak
+from llm_latency.timing.compare import Ratio
 
 # Every id of the two articles. It never changes; a claim that is missing is a claim that was dropped.
 IDS = [f"A{i}" for i in range(1, 17)] + [f"B{i}" for i in range(1, 18)]
+
+
+def spread(low: float, high: float) -> Interval:
+    return Interval((low + high) / 2, low, high)
+
+
+@dataclasses.dataclass(frozen=True)
+class Witness:
+    """Figures that make a claim true; what to change in them (None: leave it out) so that it is false, a tie, or not
+    measured. alarm: figures that would make it true beat physics."""
+
+    true: dict
+    false: dict
+    unmet: dict
+    tie: dict | None = None
+    alarm: bool = False
+
+    def figures(self, changes: dict) -> dict:
+        return {name: value for name, value in (self.true | changes).items() if value is not None}
+
+
+A100_7B = {"parameters": 6.74e9, "a100": 1}
+ANSWER = A100_7B | {"new_tokens": 256, "tokens_per_pass": 8}
+SAME = spread(0.98, 1.03)
+DRAFT = {"gain": Ratio(2.2, 2.1, 2.3), "acceptance": 0.8, "cost_ratio": 0.1}
+
+WITNESSES = {
+    "A1": Witness({"users": 400, "left_share": 0.3}, {"left_share": 0.1}, {"users": 5}),
+    "A2": Witness(
+        ANSWER | {"best_ms": 205, "speedup": 9.0}, {"best_ms": 900}, {"new_tokens": 50}, {"speedup": spread(8, 9)}
+    ),
+    "A3": Witness(
+        ANSWER | {"prefill_ms": 110, "decode_ms": 78}, {"decode_ms": 980}, {"a100": 0}, {"decode_ms": spread(70, 90)}
+    ),
+    "A4": Witness({"power": 2.0, "longest": 512}, {"power": 0.97}, {"longest": 256}, {"power": spread(1.7, 1.9)}),
+    "A5": Witness(
+        {"memory_less": 60.0, "max_error": 1e-6, "gain_256": 2.5, "gain_1024": 2.6},
+        {"gain_256": 1.1},
+        {"max_error": None},
+        {"gain_256": SAME},
+    ),
+    "A6": Witness(
+        {"bytes_ratio": 0.53, "step_ratio_256": 0.9, "step_ratio_4096": 0.7},
+        {"step_ratio_256": 1.2},
+        {"step_ratio_256": None},
+        {"step_ratio_256": SAME},
+    ),
+    "A7": Witness(
+        {"first_64": 90.0, "first_512": 700.0, "ms_per_token": 1.4},
+        {"first_512": 80.0},
+        {"first_64": None},
+        {"first_512": spread(85, 95)},
+    ),
+    "A8": Witness({"limit_share": 0.7}, {"limit_share": 0.2}, {"limit_share": None}, {"limit_share": spread(0.4, 0.6)}),
+    "A9": Witness(DRAFT | {"gamma": 4}, {"gain": 1.2}, {"gamma": None}, {"gain": SAME}),
+    "A10": Witness(
+        {"acceptance": 0.8, "best_gamma": 4}, {"best_gamma": 7}, {"acceptance": 0.52}, {"best_gamma": Interval(3, 2, 4)}
+    ),
+    "A11": Witness(
+        {"whole_128": 1.0, "whole_256": 2.0, "whole_1024": 2.4},
+        {"whole_256": 1.1},
+        {"whole_1024": None},
+        {"whole_1024": SAME},
+    ),
+    "A12": Witness(
+        {"bytes_ratio": 0.53, "loss": 0.015}, {"loss": 0.0003}, {"loss": None}, {"loss": spread(0.005, 0.015)}
+    ),
+    "A13": Witness({"throughput": 5.0, "slower": 1.2}, {"slower": 3.0}, {"slower": None}, {"throughput": SAME}),
+    "A14": Witness(
+        {"ends_share": 0.001, "ends_share_best": 0.01, "lookup_share": 0.005},
+        {"ends_share_best": 0.05},
+        {"lookup_share": None},
+        {"lookup_share": 0.00007},  # a bare number, and less than two requests differ by
+    ),
+    "A15": Witness({"waste_paged": 0.02, "waste_contiguous": 0.5}, {"waste_paged": 0.2}, {"waste_paged": None}),
+    "A16": Witness(
+        {"speculative_distance": 0.1, "int8_kl": 1e-4},
+        {"speculative_distance": 0.0},
+        {"speculative_distance": None},
+    ),
+    "B1": Witness({"cuda": 1, "flattery": 14.0}, {"flattery": 1.5}, {"cuda": 0}, {"flattery": SAME}),
+    "B2": Witness(
+        A100_7B | {"tokens": 512, "prefill_ms": 46, "embedding_ms": 0.5, "head_ms": 0.3},
+        {"embedding_ms": 0.01},
+        {"tokens": 256},
+        {"prefill_ms": spread(38, 44)},
+    ),
+    "B3": Witness(
+        {"tokens": 512, "attention_share": 0.6},
+        {"attention_share": 0.34},
+        {"tokens": 256},
+        {"attention_share": spread(0.5, 0.6)},
+    ),
+    "B4": Witness(A100_7B | {"step_ms": 6.2}, {"step_ms": 9.4}, {"parameters": 1.35e8}, alarm=True),
+    "B5": Witness(
+        {"decode_share_512_256": 0.97, "decode_share": 0.84},
+        {"decode_share_512_256": 0.93},
+        {"decode_share_512_256": None},
+        {"decode_share_512_256": spread(0.95, 0.97)},
+    ),
+    "B6": Witness(
+        {"prefill_share": 0.8, "decode_share": 0.6},
+        {"decode_share": 0.2},
+        {"prefill_share": None},
+        {"decode_share": spread(0.4, 0.6)},
+    ),
+    "B7": Witness(
+        {"growth_with": 5.0, "growth_without": 5.0}, {"growth_with": 1.1}, {"growth_with": None},
+        {"growth_with": spread(2.5, 3.5)},
+    ),
+    "B8": Witness(
+        {"cuda": 1, "gain": 1.2, "first_call_ms": 9e3, "step_ms": 30.0}, {"gain": 4.0}, {"cuda": 0}, {"gain": SAME}
+    ),
+    "B9": Witness(
+        {"prefill_gain": 2.0, "decode_gain": 1.9}, {"prefill_gain": 0.5}, {"prefill_gain": None}, {"decode_gain": SAME}
+    ),
+    "B10": Witness(
+        {"saved_512": 0.35, "saved_64": 0}, {"saved_512": 0.6}, {"saved_512": None}, {"saved_512": spread(-0.1, 0.1)}
+    ),
+    "B11": Witness(
+        {"smaller": 0.75, "decode_gain": 1.3, "loss": 0.01}, {"smaller": 0.65}, {"loss": None}, {"decode_gain": SAME}
+    ),
+    "B12": Witness({"gain": 4.5}, {"gain": 1.7}, {"gain": None}, {"gain": SAME}),
+    "B13": Witness(
+        {"cuda": 1, "prefill_gain": 3, "decode_gain": 3}, {"decode_gain": 1.3}, {"cuda": None}, {"prefill_gain": SAME}
+    ),
+    "B14": Witness(DRAFT, {"gain": 0.8}, {"gain": None}, {"gain": SAME}),
+    "B15": Witness(
+        {"held_ratio": 1.5, "waste_paged": 0.02}, {"held_ratio": 0.9}, {"waste_paged": None}, {"held_ratio": SAME}
+    ),
+    "B16": Witness(
+        {"hopper": 1, "bf16_share": 0.8, "gain": 2.2}, {"gain": 1.6}, {"bf16_share": 0.3}, {"gain": SAME}
+    ),
+    "B17": Witness({"cuda": 1, "lead": 1.2}, {"lead": 0.8}, {"cuda": 0}, {"lead": SAME}),
+}  # fmt: skip
+
+
+def reach_every_verdict(check: Claim, witness: Witness) -> None:
+    """Each verdict by its witness; a claim that compares two times needs a tie, too."""
+    wanted = {TRUE: {}, FALSE: witness.false, NOT_MEASURED: witness.unmet}
+    if any(part.same is not None for part in check.parts) or witness.tie is not None:
+        assert witness.tie is not None, f"{check.id} compares two times and has no tie"
+        wanted[TIE] = witness.tie
+    for verdict, changes in wanted.items():
+        judged = check(witness.figures(changes))
+        if verdict == TRUE and witness.alarm:
+            assert judged.alarm and judged.verdict == NOT_MEASURED, f"{check.id}: no alarm"
+            assert check.arithmetic().word == "impossible" and judged.line.startswith(f"ALARM: {check.id}: ")
+            continue
+        assert judged.verdict == verdict and not judged.alarm, f"{check.id}: {judged.line}; expected {verdict}"
+        assert judged.reason and judged.line.startswith(f"{check.id} {verdict}: ")
+
+
+@pytest.mark.parametrize("name", claims.CHECKS)
+def test_every_verdict_of_every_claim_is_reached(name):
+    """A verdict that cannot be false, or is written by hand, has no place in the course; a claim without a witness
+    fails here."""
+    reach_every_verdict(claims.CHECKS[name], WITNESSES[name])
+
+
+def test_a_claim_that_cannot_be_false_is_caught():
+    """The test above must see a planted claim whose range holds every figure, and one that has no tie."""
+    witness = Witness({"gain": 2.0}, {"gain": 0.1}, {"gain": None}, {"gain": SAME})
+    work = Arithmetic("possible", "x", ())
+    reach_every_verdict(Claim("Z1", "twice as fast", lambda: work, (Part("gain", "{v}", 1.5, same=1),)), witness)
+    with pytest.raises(AssertionError, match="expected false here"):
+        reach_every_verdict(Claim("Z1", "faster or not", lambda: work, (Part("gain", "{v}"),)), witness)
+    with pytest.raises(AssertionError, match="has no tie"):
+        reach_every_verdict(
+            Claim("Z1", "twice as fast", lambda: work, (Part("gain", "{v}", 1.5, same=1),)),
+            dataclasses.replace(witness, tie=None),
+        )
+
+
+@pytest.mark.parametrize("name", sorted(set(IDS) - {"B4"}))
+def test_a_part_refuted_refutes_the_whole_and_a_premise_missing_settles_nothing(name):
+    """A claim of three parts held where two of them did; a figure of another model spoke of the claim's."""
+    check, right = claims.CHECKS[name], WITNESSES[name].true
+    for part in check.parts:
+        beyond = 1e-6 + 2 * part.tolerance
+        ends = (part.low - 0.4 * abs(part.low) - beyond, part.high + 0.4 * abs(part.high) + beyond)
+        wrong = [end * right.get(part.over, 1) for end in ends if abs(end) < float("inf")]
+        assert FALSE in [check(right | {part.figure: value}).verdict for value in wrong], part
+    for figure in (*(need.figure for need in check.needs), *(part.figure for part in check.parts if part.needed)):
+        judged = check({name: value for name, value in right.items() if name != figure})
+        assert judged.verdict == NOT_MEASURED and figure in judged.reason
 
 
 def test_no_claim_is_missing():
@@ -40,140 +230,103 @@ def test_no_claim_is_missing():
 def test_a_claim_is_named_once():
     """A second check of the same id would replace the first in silence."""
     with pytest.raises(ValueError, match="claim A3 is checked twice"):
-        claim("A3", "the same once more")(lambda here: None)
+        claim("A3", "the same once more", Part("x", "{v}"))(lambda: None)
 
 
-def test_every_check_is_complete_and_carries_its_own_id():
-    """A claim under another's id, or without a verdict or arithmetic."""
-    for name, judge in claims.CHECKS.items():
-        result = judge()
-        assert result.id == name
-        assert result.verdict in claims.VERDICTS
-        assert result.claim and result.allowed and len(result.arithmetic) >= 2
-        assert str(result).startswith(f"{name}: {result.verdict}")
-        assert result.measured == (), "nothing was measured"
-
-
-# Figures of one claim, and the verdict that follows from them: each claim at least twice, with different outcomes.
-FLIPS = {
-    "A4": [({"power": 2.0}, HOLDS), ({"power": 0.8}, CONDITION)],
-    "A5": [
-        ({"memory_less": 60.0, "max_error": 1e-6, "gain_256": 2.5, "gain_1024": 2.6}, HOLDS),
-        ({"memory_less": 60.0, "max_error": 1e-6, "gain_256": 1.1, "gain_1024": 2.6}, CONDITION),
-        ({"memory_less": 3.0, "gain_256": 2.5}, IMPOSSIBLE),
-        ({"max_error": 0.1, "gain_256": 2.5}, IMPOSSIBLE),
-    ],
-    "A6": [
-        ({"bytes_ratio": 0.53, "step_ratio_256": 0.9, "step_ratio_4096": 0.7}, HOLDS),
-        ({"bytes_ratio": 0.53, "step_ratio_256": 1.2, "step_ratio_4096": 0.7}, CONDITION),
-        ({"bytes_ratio": 0.9, "step_ratio_4096": 0.7}, IMPOSSIBLE),
-    ],
-    "A7": [({"ms_per_token": 1.2}, HOLDS), ({"ms_per_token": -0.1}, IMPOSSIBLE)],
-    "A9": [({"gain": 2.2}, HOLDS), ({"gain": 1.1}, CONDITION)],
-    "A10": [({"acceptance": 0.8, "cost_ratio": 0.2}, HOLDS), ({"acceptance": 0.3, "cost_ratio": 0.2}, CONDITION)],
-    "A11": [
-        ({"whole_128": 1.0, "whole_256": 2.0, "whole_1024": 2.4}, HOLDS),
-        ({"whole_128": 1.1, "whole_256": 1.1, "whole_1024": 2.4}, CONDITION),
-        ({"whole_128": 1.2, "whole_256": 1.0, "whole_1024": 1.0}, IMPOSSIBLE),
-    ],
-    "A12": [
-        ({"bytes_ratio": 0.53, "loss": 0.015}, HOLDS),
-        ({"bytes_ratio": 0.53, "loss": 0.0001}, CONDITION),
-        ({"bytes_ratio": 0.9, "loss": 0.015}, IMPOSSIBLE),
-    ],
-    "A13": [
-        ({"throughput": 2.0, "slower": 1.1}, HOLDS),
-        ({"throughput": 2.0, "slower": 3.0}, CONDITION),
-        ({"throughput": 0.9, "slower": 3.0}, IMPOSSIBLE),
-    ],
-    "A14": [
-        ({"ends_share": 0.001, "ends_share_best": 0.01}, HOLDS),
-        ({"ends_share": 0.001, "ends_share_best": 0.05}, CONDITION),
-        ({"ends_share": 0.05}, IMPOSSIBLE),
-    ],
-    "A15": [
-        ({"waste_paged": 0.02, "waste_contiguous": 0.5}, HOLDS),
-        ({"waste_paged": 0.2, "waste_contiguous": 0.5}, CONDITION),
-        ({"waste_paged": 0.6, "waste_contiguous": 0.5}, IMPOSSIBLE),
-    ],
-    "A16": [
-        ({"speculative_distance": 0.0, "int8_kl": 1e-4}, IMPOSSIBLE),
-        ({"speculative_distance": 0.1, "int8_kl": 1e-4}, HOLDS),
-        ({"speculative_distance": 0.1, "int8_kl": 0.0}, CONDITION),
-    ],
-    "B1": [({"flattery": 900.0}, HOLDS), ({"flattery": 1.5}, CONDITION), ({"flattery": 0.9}, IMPOSSIBLE)],
-    "B3": [({"attention_share": 0.6}, HOLDS), ({"attention_share": 0.37}, CONDITION)],
-    "B5": [
-        ({"decode_share_512_256": 0.98, "decode_share": 0.97}, HOLDS),
-        ({"decode_share_512_256": 0.98, "decode_share": 0.88}, CONDITION),
-    ],
-    "B7": [
-        ({"growth_without": 5.0, "growth_with": 1.1}, CONDITION),
-        ({"growth_without": 5.0, "growth_with": 5.0}, HOLDS),
-        ({"growth_without": 1.0, "growth_with": 1.0}, IMPOSSIBLE),
-    ],
-    "B8": [({"gain": 1.2, "first_call_ms": 9e3, "step_ms": 30.0}, HOLDS), ({"gain": 4.0}, CONDITION)],
-    "B9": [({"prefill_gain": 2.0, "decode_gain": 1.9}, HOLDS), ({"prefill_gain": 2.0, "decode_gain": 0.9}, CONDITION)],
-    "B10": [
-        ({"saved_64": 0.25, "saved_256": 0.35}, HOLDS),
-        ({"saved_64": 0.1, "saved_256": 0.5}, CONDITION),
-        ({"saved_64": 0.05, "saved_256": 0.1}, IMPOSSIBLE),
-    ],
-    "B11": [
-        ({"smaller": 0.75, "decode_gain": 1.3, "loss": 0.01}, HOLDS),
-        ({"smaller": 0.69, "decode_gain": 1.3, "loss": 0.01}, CONDITION),
-        ({"smaller": 0.69, "decode_gain": 1.0, "loss": 0.5}, IMPOSSIBLE),
-    ],
-    "B12": [({"gain": 4.5}, HOLDS), ({"gain": 1.2}, CONDITION)],
-    "B13": [({"prefill_gain": 3.0, "decode_gain": 3.0}, HOLDS), ({"prefill_gain": 3.0, "decode_gain": 1.0}, CONDITION)],
-    "B14": [({"gain": 2.2}, HOLDS), ({"gain": 0.8}, CONDITION)],
-    "B15": [({"held_ratio": 1.5}, HOLDS), ({"held_ratio": 0.9}, IMPOSSIBLE)],
+# What an independent calculation says of each claim; a change of the code must not change it unseen.
+BY_ARITHMETIC = {
+    "impossible": {"A2", "A3", "A4", "A11", "A16", "B4", "B16"},
+    "only if": {"A5", "A8", "A9", "A10", "A14", "B3", "B5", "B6", "B7", "B8", "B11", "B12", "B14"},
+    "possible": {"A6", "A7", "A12", "A13", "A15", "B1", "B2", "B9", "B10", "B13", "B15"},
+    "says nothing": {"A1", "B17"},
 }
-# These follow from datasheets and published figures alone, and are perturbed below.
-BY_ARITHMETIC = {"A2", "A3", "A8", "B2", "B4", "B6", "B16"}
 
 
-@pytest.mark.parametrize("name", FLIPS)
-def test_verdicts_follow_from_the_figures(name):
-    """A verdict written by hand would stay where the figures change."""
-    for figures, verdict in FLIPS[name]:
-        result = claims.CHECKS[name](figures)
-        assert result.verdict == verdict, figures
-        assert result.measured, "what was measured must be shown"
-    assert len({verdict for _, verdict in FLIPS[name]}) >= 2
+def test_arithmetic_settles_nothing_and_agrees_with_the_independent_reading():
+    """What was computed or published must not stand as a verdict of this machine; a claim without its working."""
+    for name, check in claims.CHECKS.items():
+        judged = check()
+        assert judged.verdict == NOT_MEASURED and judged.here == () and judged.id == name
+        assert name in BY_ARITHMETIC[judged.arithmetic.word], judged.arithmetic.word
+        assert len(judged.arithmetic.lines) >= 2 and judged.claim and judged.premise
+        assert f"by arithmetic: {judged.arithmetic.word}" in str(judged)
+    assert {row.verdict for row in claims.ledger()} == {NOT_MEASURED}
+    with pytest.raises(ValueError, match="expected one of possible"):
+        Arithmetic("likely", "x", ())
 
 
-def test_every_verdict_is_perturbed_somewhere():
-    """A claim added without a test that its verdict moves; A1 and B17 say why nothing here can measure them."""
-    assert set(FLIPS) | BY_ARITHMETIC | {"A1", "B17"} == set(IDS)
-    for name in ("A1", "B17"):
-        judge = claims.CHECKS[name]
-        assert judge().verdict == NOT_MEASURED and judge.figures == ()
-        assert any(line.startswith("why: ") for line in judge().arithmetic)
-
-
-def test_the_total_follows_from_published_rates(monkeypatch):
-    """A2: at eight times the best published rate 256 tokens would fit, and the claim would hold."""
-    from every_millisecond.claims import published
-
-    assert claims.CHECKS["A2"]().verdict == CONDITION
-    faster = dataclasses.replace(published.PUBLISHED["best"], value=2000)
-    monkeypatch.setitem(published.PUBLISHED, "best", faster)
-    assert claims.CHECKS["A2"]().verdict == HOLDS
-    monkeypatch.setitem(published.PUBLISHED, "best", dataclasses.replace(faster, value=1))
-    assert claims.CHECKS["A2"]().verdict == IMPOSSIBLE
-
-
-@pytest.mark.parametrize(("name", "field", "factor"), [("A8", "bandwidth_gbps", 1000), ("B6", "bf16_tflops", 5)])
-def test_bounds_follow_from_the_datasheet(name, field, factor, monkeypatch):
-    """With a thousand times the bandwidth, decode is no longer bound by it; with five times the arithmetic, a prefill
-    of 512 tokens is."""
+@pytest.mark.parametrize(
+    ("name", "field", "factor", "word"),
+    [
+        ("A3", "bandwidth_gbps", 20, "possible"),
+        ("B4", "bandwidth_gbps", 20, "possible"),
+        ("B16", "fp8_tflops", 10, "possible"),
+        ("A8", "bandwidth_gbps", 1000, "impossible"),
+        ("B6", "bf16_tflops", 5, "impossible"),
+        ("B2", "bf16_tflops", 0.1, "impossible"),
+        ("B9", "bf16_tflops", 0.05, "impossible"),
+    ],
+)
+def test_what_arithmetic_says_follows_from_the_datasheet(name, field, factor, word, monkeypatch):
+    """Words written by hand would stay when the hardware is twenty times faster."""
     changed = {
-        key: dataclasses.replace(peak, **{field: factor * getattr(peak, field)})
+        key: dataclasses.replace(peak, **{field: getattr(peak, field) and factor * getattr(peak, field)})
         for key, peak in hardware.DATASHEET.items()
     }
     monkeypatch.setattr(hardware, "DATASHEET", changed)
-    assert claims.CHECKS[name]().verdict == IMPOSSIBLE
+    assert claims.CHECKS[name].arithmetic().word == word
+
+
+def test_a_claim_that_contains_a_refuted_one_is_refuted(own_figures, monkeypatch, capsys):
+    """A2 held although its 0.21 s contain A3: by arithmetic, by figures beside it, and by what a notebook kept."""
+    assert str(claims.CHECKS["A2"].arithmetic()) == "impossible: it contains A3, which is impossible"
+    right, slow = WITNESSES["A2"].true, WITNESSES["A3"].true | {"decode_ms": 980}
+    judged = claims.CHECKS["A2"](right, {"A3": slow})
+    assert judged.line == "A2 false here: it contains A3, which is false here"
+    assert claims.CHECKS["A2"](right, {"A3": WITNESSES["A3"].true}).verdict == TRUE
+    claims.settle("A15", waste_paged=0.3)
+    claims.settle("B15", **WITNESSES["B15"].true)
+    assert "B15 false here: it contains A15" in capsys.readouterr().out
+    assert next(row for row in claims.ledger([claims.own()]) if row.id == "B15").verdict == FALSE
+    monkeypatch.setattr(speculation_claims, "RULE_STEP", -1)
+    assert claims.CHECKS["A16"].arithmetic().word == "possible"
+
+
+def test_what_beats_physics_raises_an_alarm(own_figures, capsys):
+    """A step of less time than its bytes take is a wrong clock, and no verdict."""
+    for name, figures in (
+        ("A8", {"limit_share": 1.4}),
+        ("B6", {"prefill_share": 0.8, "decode_share": 1.2}),
+        ("A3", WITNESSES["A3"].true | {"tokens_per_pass": 2}),
+        ("A2", WITNESSES["A2"].true | {"tokens_per_pass": 2}),
+        ("B2", WITNESSES["B2"].true | {"prefill_ms": 15}),
+        ("B16", WITNESSES["B16"].true | {"gain": 2.9}),
+    ):
+        claims.settle(name, **figures)
+        out = capsys.readouterr().out
+        assert out.startswith(f"on this machine: ALARM: {name}: ") and "physics allows" in out
+    row = next(row for row in claims.ledger([claims.own()]) if row.id == "A8")
+    assert row.verdict == NOT_MEASURED and row.cells()[-1].startswith("not measured here: ALARM: limit_share is 1.4")
+
+
+def test_a_verdict_reads_as_a_sentence():
+    """Both sides of the comparison, the claim's own range, the condition in words with its number."""
+    assert claims.CHECKS["B9"]({"prefill_gain": Ratio(2.84, 2.79, 2.91), "decode_gain": 1.7}).line == (
+        "B9 false here: a prefill in FP32 takes 2.84 times (2.79 to 2.91) as long as in 16 bits "
+        "(claimed: 1.6 to 2.5 times)"
+    )
+    assert claims.CHECKS["B12"]({"gain": spread(0.98, 1.04)}).line == (
+        "B12 no measurable difference: a batch answers 1.01 times (0.98 to 1.04) as many tokens a second as the same "
+        "requests one at a time, which cannot be told from 1 (claimed: 3 to 10 times)"
+    )
+    line = claims.CHECKS["A9"](DRAFT | {"gamma": 3, "gain": 1.2}).line
+    assert "by arithmetic true only if the acceptance is 0.71 or more" in line
+    assert claims.CHECKS["B1"]({"cuda": 0, "flattery": 900}).line == (
+        "B1 not measured here: the claim speaks of a CUDA GPU; cuda is 0"
+    )
+    assert claims.CHECKS["A10"]({"acceptance": 0.52, "cost_ratio": 0.06}).reason == (
+        "the claim speaks of an acceptance of 75 to 85%; acceptance is 0.52"
+    )
 
 
 def test_the_acceptance_rule_is_summed_up_and_a_wrong_one_is_seen(monkeypatch):
@@ -182,14 +335,17 @@ def test_the_acceptance_rule_is_summed_up_and_a_wrong_one_is_seen(monkeypatch):
     assert speculation_claims.output_distance(p, q) <= 1 / 400
     monkeypatch.setattr(speculation_claims, "verify", lambda tokens, *_: (1, p))
     assert speculation_claims.output_distance(p, q) == pytest.approx(0.3)  # total variation of p and q
-    assert claims.CHECKS["A16"]().verdict == HOLDS
+    assert claims.CHECKS["A16"].arithmetic().word == "possible"
 
 
 def test_figures_that_a_check_does_not_know_are_refused():
     """A misspelt figure would be ignored, and the verdict would rest on something else."""
-    with pytest.raises(KeyError, match="A4 knows no figure 'powers'; expected power, longest"):
+    with pytest.raises(KeyError, match="A4 knows no figure 'powers'; expected longest, power"):
         claims.CHECKS["A4"]({"powers": 2.0})
-    for bad in (float("nan"), float("inf"), True, "2"):
+    for bad in (
+        float("nan"), float("inf"), True, "2", None, Ratio(2.0, float("nan"), 3.0), Ratio(1.0, 2.0, 3.0),
+        {"median": 1.0}, {"median": "1", "low": 0, "high": 2},
+    ):  # fmt: skip
         with pytest.raises(ValueError, match="A4: power="):
             claims.CHECKS["A4"]({"power": bad})
 
@@ -201,13 +357,17 @@ def own_figures(tmp_path, monkeypatch):
 
 
 def test_what_a_notebook_settles_stands_in_the_ledger(own_figures, capsys):
-    """The notebook's verdict and the ledger's must come from the same figures."""
-    claims.settle("B9", decode_gain=0.9, prefill_gain=2.2)
-    assert capsys.readouterr().out.startswith("on this machine: B9 holds under a condition: ")
+    """The notebook's verdict and the ledger's must come from the same figures, their spread included."""
+    claims.settle("B9", decode_gain=Ratio(0.9, 0.8, 0.95), prefill_gain=2.2)
+    assert capsys.readouterr().out.startswith("on this machine: B9 false here: a decode step in FP32 takes 0.90 times")
     claims.settle("B9", decode_gain=2.0)  # a second run replaces that figure and keeps the other
     row = next(row for row in claims.ledger([claims.own()]) if row.id == "B9")
-    assert (row.verdict, row.settled_by) == (HOLDS, "here")
-    assert "decode 2.00 times" in row.here and "prefill 2.20 times" in row.here
+    assert (row.verdict, row.settled_by) == (TRUE, "here") and "2.20 times" in row.here[0]
+    claims.settle("B9", decode_gain=SAME)
+    kept = json.loads((own_figures / "claims.json").read_text())["B9"]["figures"]
+    assert kept == {"prefill_gain": 2.2, "decode_gain": dataclasses.asdict(SAME)}
+    row = next(row for row in claims.ledger([claims.own()]) if row.id == "B9")
+    assert row.verdict == TIE and str(row).count("measured here: ") == 2
     with pytest.raises(KeyError, match="no claim 'C1'"):
         claims.settle("C1", gain=1.0)
     with pytest.raises(KeyError, match="B9 knows no figure"):
@@ -218,18 +378,23 @@ def test_recorded_runs_carry_date_and_machine_and_give_way_to_this_machine(own_f
     """A recorded figure must never pass for one measured here."""
     machine = {"cpu": "a chip", "threads": 2, "gpu": None}
     for date, power in (("2026-01-01", 2.0), ("2026-01-02", 0.9)):
-        record = {"kind": "claims", "date": date, "machine": machine, "figures": {"A4": {"power": power}}}
+        record = {
+            "kind": "claims",
+            "date": date,
+            "machine": machine,
+            "figures": {"A4": {"power": power, "longest": 512}},
+        }
         (own_figures / f"{date}-claims.json").write_text(json.dumps(record))
     (own_figures / "other.json").write_text("[1, 2]")
     found = claims.recorded(own_figures)
     assert [entry.date for entry in found] == ["2026-01-01", "2026-01-02"]
     row = next(row for row in claims.ledger(found) if row.id == "A4")
-    assert (row.verdict, row.settled_by, row.here) == (CONDITION, "recorded", ())
-    assert row.recorded[0].startswith("2026-01-01, a chip, 2 threads: ") and len(row.recorded) == 2
-    assert row.cells()[-1] == "holds under a condition (recorded)"
-    claims.settle("A4", power=2.0)
+    assert (row.verdict, row.settled_by, row.here) == (NOT_MEASURED, "recorded", ())
+    assert row.recorded[0].startswith("2026-01-01, a chip, 2 threads: true there: ") and len(row.recorded) == 2
+    assert row.cells()[-1].startswith("not measured here: ")
+    claims.settle("A4", power=2.0, longest=512)
     row = next(row for row in claims.ledger([*found, claims.own()]) if row.id == "A4")
-    assert (row.verdict, row.settled_by) == (HOLDS, "here")
+    assert (row.verdict, row.settled_by) == (TRUE, "here")
     with pytest.raises(KeyError, match="unknown claims: Z9"):
         claims.ledger([claims.Findings("x", "y", "z", {"Z9": {}})])
 
@@ -257,10 +422,12 @@ def test_the_ladder_settles_speculation_against_the_same_weights():
         record(),
         record("int4", scale=0.1, weights="int4", launch_ms=0.5),
         record("fast", scale=0.5, weights="bfloat16"),
-        record("speculative", scale=0.4, weights="bfloat16", acceptance=0.7, draft_cost=0.2, tokens_per_pass=2.5),
-    ]
+        record("speculative", scale=0.4, weights="bfloat16", acceptance=0.7, draft_cost=0.2, tokens_per_pass=2.5,
+               rows_per_pass=5.0),
+    ]  # fmt: skip
     found = claims.from_ladder(a_run(*entries)).values
-    assert found["B14"] == found["A9"] == pytest.approx({"gain": 1.25, "acceptance": 0.7, "cost_ratio": 0.2})
+    assert found["B14"] == pytest.approx({"gain": 1.25, "acceptance": 0.7, "cost_ratio": 0.2})
+    assert found["A9"] == found["B14"] | {"gamma": 4.0}
     assert found["A10"] == pytest.approx({"acceptance": 0.7, "cost_ratio": 0.2})
     assert "B14" not in claims.from_ladder(a_run(*entries[:3])).values
 
@@ -278,7 +445,7 @@ def test_a_gpu_record_settles_b13():
     ]
     report = {"machine": {"gpu": "H200"}, "date": "2026-01-01", "kernels": rows}
     found = claims.from_gpu_check(report, source="x.json")
-    assert found.values == {"B13": {"prefill_gain": 4.0, "decode_gain": 4.0}} and found.machine == "H200"
+    assert found.values == {"B13": {"prefill_gain": 4.0, "decode_gain": 4.0, "cuda": 1.0}} and found.machine == "H200"
     for row in rows:
         row["interpreted"] = True
     assert claims.from_gpu_check(report, source="x.json").values == {}
@@ -294,46 +461,6 @@ def test_the_table_shows_every_claim():
     assert all(name in text for name in IDS)
     counted = claims.counts(claims.ledger())
     assert sum(counted.values()) == len(IDS) and list(counted) == list(claims.VERDICTS)
-
-
-@pytest.mark.parametrize(
-    ("name", "verdict"),
-    [
-        ("A3", IMPOSSIBLE),
-        ("A4", CONDITION),
-        ("A8", CONDITION),
-        ("B2", CONDITION),
-        ("B4", IMPOSSIBLE),
-        ("B6", CONDITION),
-        ("B16", IMPOSSIBLE),
-    ],
-)
-def test_verdicts_agree_with_the_independent_reading(name, verdict):
-    """The verdict of an independent calculation; a change of the code must not change it unseen."""
-    assert claims.CHECKS[name]().verdict == verdict
-
-
-@pytest.mark.parametrize("name", ["A3", "B4", "B16"])
-def test_verdicts_change_with_the_machine(name, monkeypatch):
-    """A verdict written by hand would stay when the hardware is ten times faster."""
-    fast = {
-        key: dataclasses.replace(
-            peak, bandwidth_gbps=20 * peak.bandwidth_gbps, fp8_tflops=peak.fp8_tflops and 10 * peak.fp8_tflops
-        )
-        for key, peak in hardware.DATASHEET.items()
-    }
-    monkeypatch.setattr(hardware, "DATASHEET", fast)
-    assert claims.CHECKS[name]().verdict == HOLDS
-
-
-def test_a_part_below_its_roof_is_impossible(monkeypatch):
-    """B2 on a GPU of a tenth of the speed: 46 ms would lie beyond the roof."""
-    slow = {
-        key: dataclasses.replace(peak, bandwidth_gbps=peak.bandwidth_gbps / 10, bf16_tflops=peak.bf16_tflops / 10)
-        for key, peak in hardware.DATASHEET.items()
-    }
-    monkeypatch.setattr(hardware, "DATASHEET", slow)
-    assert claims.CHECKS["B2"]().verdict == IMPOSSIBLE
 
 
 def test_the_shared_arithmetic_by_hand():
@@ -363,7 +490,8 @@ def test_thresholds_are_the_least_number():
 def test_the_command_shows_one_claim_in_full_and_refuses_an_unknown_one(own_figures):
     """An id that does not exist must not print an empty ledger."""
     shown = CliRunner().invoke(cli.app, ["claims", "A16", "--results", str(own_figures)])
-    assert shown.exit_code == 0 and "A16: impossible as stated (arithmetic)" in shown.output
+    assert shown.exit_code == 0 and "by arithmetic: impossible: INT8 rounds" in shown.output
+    assert "A16 not measured here: missing: speculative_distance" in shown.output
     assert "add up to p" in shown.output and "A15" not in shown.output
     wrong = CliRunner().invoke(cli.app, ["claims", "B18", "--results", str(own_figures)])
     assert wrong.exit_code == 1 and "no claim 'B18'" in wrong.stderr
@@ -387,14 +515,6 @@ def test_what_was_measured_is_written_and_read_again(own_figures, monkeypatch):
         measuring.measure_claims(["warp"])
 
 
-def test_the_simulated_clock_flatters():
-    """Guards against a simulated device that is waited for: a clock read too early would then flatter nothing.
-
-    By how much depends on how busy the machine is, so no bound but 1 stands here.
-    """
-    assert simulated_flattery() > 1
-
-
 def test_measurements_name_only_figures_that_the_checks_know():
     """A misspelt name would show only at the end of two minutes of measuring."""
     source = inspect.getsource(measuring)
@@ -410,4 +530,4 @@ def test_every_measurement_runs_and_its_figures_are_known(name, tiny_directory):
     found = measuring.measure_claims([name], profile=tiny_directory)
     assert found.values
     for id, figures in found.values.items():
-        assert claims.CHECKS[id](figures).measured
+        assert claims.CHECKS[id](figures).here or figures == {"cuda": 0.0}

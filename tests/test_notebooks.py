@@ -194,7 +194,7 @@ def test_sanitising_hides_times_and_nothing_else():
         "4.00x fewer bytes",
         "[1, 12, 3, 64]",
         "270,532,608 bytes",
-        "A3: impossible as stated",
+        "by arithmetic: impossible",
         "256 tokens",
         "75%",
         "on this machine: HERE\nexact\non this machine: HERE\n",

@@ -1,7 +1,7 @@
-"""Claims of the two source articles, each with a verdict computed from figures, never written by hand.
+"""Claims of the two source articles, each with a verdict that this machine's figures give, never written by hand.
 
-7B means Llama-2-7B in BF16, on the datasheet figures of `hardware.DATASHEET`. A check called without figures judges by
-arithmetic and published figures alone; with figures of a machine, by those too.
+7B means Llama-2-7B in BF16, on the datasheet figures of `hardware.DATASHEET`. What arithmetic and published figures
+say of a claim stands beside its verdict and is none: a claim called without figures is not measured here.
 """
 
 from every_millisecond.claims import (
@@ -13,8 +13,8 @@ from every_millisecond.claims import (
     weights_claims,
     whole_request,
 )
-from every_millisecond.claims.check import CHECKS, VERDICTS, ClaimCheck, quadratic_share
-from every_millisecond.claims.ledger import HEADERS, Row, counts, ledger, table
+from every_millisecond.claims.check import CHECKS, VERDICTS, Claim, Judged, quadratic_share
+from every_millisecond.claims.ledger import HEADERS, counts, ledger, table
 from every_millisecond.claims.sources import (
     Findings,
     from_gpu_check,
@@ -33,9 +33,9 @@ __all__ = [
     "CHECKS",
     "HEADERS",
     "VERDICTS",
-    "ClaimCheck",
+    "Claim",
     "Findings",
-    "Row",
+    "Judged",
     "arithmetic_claims",
     "attention_claims",
     "cache_claims",

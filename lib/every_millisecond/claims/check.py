@@ -1,89 +1,313 @@
-"""What a check of a claim is, and the arithmetic that the checks share."""
+"""What a claim is, as data: its premise, what it says of which figure, its limits; and how figures decide it.
+
+A verdict is about this machine and about the claim's own premise. Nothing computed or simulated enters it: what
+arithmetic alone says of a claim stands beside its verdict.
+"""
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from every_millisecond.notebook.outcome import Interval
 from llm_latency import roofline
 from llm_latency.roofline import total
+from llm_latency.timing.compare import Ratio
 
-HOLDS = "holds"
-CONDITION = "holds under a condition"
-IMPOSSIBLE = "impossible as stated"
-NOT_MEASURED = "not measured here"
-VERDICTS = (HOLDS, CONDITION, IMPOSSIBLE, NOT_MEASURED)
+TRUE, FALSE, TIE, NOT_MEASURED = "true here", "false here", "no measurable difference", "not measured here"
+VERDICTS = (TRUE, FALSE, TIE, NOT_MEASURED)
+WORDS = ("possible", "impossible", "only if", "says nothing")  # arithmetic's
 
-Figures = Mapping[str, float]  # what one machine measured for one claim, by name
+Figure = float | Interval | Ratio | Mapping[str, float]
+Figures = Mapping[str, Figure]  # what one machine measured for one claim, by name
 
-MODEL = "llama-2-7b"
+MODEL, CONTEXT = "llama-2-7b", 4096  # the articles' model, and where its context ends
 A100 = "A100-80GB-SXM"
+INFINITY = math.inf
 
-
-# Every claim's check by its id, filled by `claim` as the files of this package are loaded.
-CHECKS: dict[str, Callable[..., ClaimCheck]] = {}
+# Every claim by its id, filled by `claim` as the files of this package are loaded.
+CHECKS: dict[str, Claim] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimCheck:
-    """What the roofline allows, the verdict, the arithmetic line by line, what was measured; and which claim it is."""
+class Arithmetic:
+    """What datasheets, counts and published figures say of a claim: a word of theirs, a sentence, and its working."""
 
-    allowed: str
-    verdict: str
-    arithmetic: tuple[str, ...]
-    measured: tuple[str, ...] = ()
-    id: str = ""
-    claim: str = ""
+    word: str
+    text: str
+    lines: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if self.word not in WORDS:
+            raise ValueError(f"word={self.word!r}; expected one of {', '.join(WORDS)}")
 
     def __str__(self) -> str:
-        lines = [f"{self.id}: {self.verdict}", f"    claim:   {self.claim}", f"    allowed: {self.allowed}"]
-        lines += [f"      {line}" for line in self.arithmetic]
-        return "\n".join(lines + [f"    measured: {line}" for line in self.measured])
+        return f"{self.word} {self.text}" if self.word == "only if" else f"{self.word}: {self.text}"
 
 
-def claim(id: str, title: str, *names: str) -> Callable[[Callable[[Figures], ClaimCheck]], Callable[..., ClaimCheck]]:
-    """Enter a claim's check into `CHECKS`: its id, its title, and the figures of this machine that it takes.
+@dataclass(frozen=True, slots=True)
+class Need:
+    """A premise: unless `figure` was given and lies in its range, a measurement does not speak of the claim."""
 
-    Each figure is optional, and so are all of them. The check then raises KeyError for a figure of another name, which
-    would be ignored in silence, and ValueError for one that is not a finite number.
+    figure: str
+    words: str
+    low: float = 1.0
+    high: float = 1.0
+
+    def unmet(self, here: Mapping[str, Interval]) -> str:
+        if self.figure not in here:
+            return f"the claim speaks of {self.words}, and {self.figure} is missing"
+        found = here[self.figure].median
+        return "" if self.low <= found <= self.high else f"the claim speaks of {self.words}; {self.figure} is {found:g}"
+
+
+ON_CUDA = Need("cuda", "a CUDA GPU")
+SEVEN_B = Need("parameters", "a 7B model", 6e9, 8e9)
+ON_A100 = Need("a100", "an A100")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a claim says of one figure.
+
+    says: the sentence; {v} stands for the figure, and both sides of a comparison are named. low, high: in between the
+    claim is right. same: the value of "no difference" (1 for a ratio of two times), None where nothing is compared.
+    over: a second figure that the first is divided by. needed: without it the claim is not measured. tolerance: half
+    the spread that a bare number is given. form: how the figure prints, and its unit.
     """
 
-    def wrap(check: Callable[[Figures], ClaimCheck]) -> Callable[..., ClaimCheck]:
-        @functools.wraps(check)
-        def checked(here: Figures | None = None) -> ClaimCheck:
-            for name, value in (here or {}).items():
-                if name not in names:
-                    raise KeyError(f"{id} knows no figure {name!r}; expected {', '.join(names) or 'none'}")
-                if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-                    raise ValueError(f"{id}: {name}={value!r}; expected a finite number")
-            return replace(check(dict(here or {})), id=id, claim=title)
+    figure: str
+    says: str
+    low: float = -INFINITY
+    high: float = INFINITY
+    same: float | None = None
+    over: str = ""
+    needed: bool = True
+    tolerance: float = 0.0
+    form: str = ".2f times"
 
+    def value(self, here: Mapping[str, Interval]) -> Interval | None:
+        """The figure with its spread, None unless it was measured."""
+        if not {self.figure, self.over or self.figure} <= set(here):
+            return None
+        x = here[self.figure]
+        if self.over:
+            y = here[self.over]
+            if y.low <= 0:
+                raise ValueError(f"{self.over}={y}; expected more than 0")
+            return Interval(x.median / y.median, x.low / y.high, x.high / y.low)
+        if x.low == x.high:
+            return Interval(x.median, x.median - self.tolerance, x.median + self.tolerance)
+        return x
+
+    def marks(self, x: Interval) -> list[float]:
+        """The values from which a figure cannot be told: no difference, or else an end of the claim's range."""
+        if self.same is not None and x.low <= self.same <= x.high and not self.low < self.same < self.high:
+            return [self.same]
+        return [mark for mark in (self.low, self.high) if x.low < mark < x.high]
+
+    def verdict(self, x: Interval) -> str:
+        if self.marks(x):
+            return TIE
+        return TRUE if self.low <= x.median <= self.high else FALSE
+
+    def _words(self, value: float, form: str) -> str:
+        """A value in a form of its own, with the figure's unit."""
+        return f"{value:{form}}" + self.form.removeprefix(self.form.split()[0])
+
+    def _plain(self, value: float) -> str:
+        return f"{100 * value:g}%" if "%" in self.form else self._words(value, ",g")
+
+    @property
+    def claimed(self) -> str:
+        """The claim's range in words."""
+        if math.isinf(self.high):
+            return f"{'more than' if self.low == self.same else 'at least'} {self._plain(self.low)}"
+        if math.isinf(self.low):
+            return f"{'less than' if self.high == self.same else 'at most'} {self._plain(self.high)}"
+        return f"{self._plain(self.low).split()[0]} to {self._plain(self.high)}"
+
+    def found(self, x: Interval) -> str:
+        """What was measured, as a clause."""
+        form = self.form.split()[0]
+        spread = f" ({x.low:{form}} to {x.high:{form}})" if x.high - x.low > 2.001 * self.tolerance else ""
+        return self.says.format(v=self._words(x.median, form) + spread)
+
+    def compared(self, x: Interval) -> str:
+        """What was measured beside what was claimed."""
+        marks = " and ".join(f"{self.same:g}" if mark == self.same else self._plain(mark) for mark in self.marks(x))
+        return f"{self.found(x)}{marks and ', which cannot be told from '}{marks} (claimed: {self.claimed})"
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A claim judged, a row of the ledger: what arithmetic says, and the verdict of this machine's own figures.
+
+    here: what was measured. alarm: the figures beat physics, so that they decide nothing. recorded: what other machines
+    found. settled_by: "here", "recorded" (another machine's figures settle it, not this one's) or "nothing".
+    """
+
+    id: str
+    claim: str
+    premise: str
+    stated: tuple[str, ...]
+    arithmetic: Arithmetic
+    verdict: str
+    reason: str
+    here: tuple[str, ...]
+    alarm: str = ""
+    recorded: tuple[str, ...] = ()
+    settled_by: str = "nothing"
+
+    @property
+    def line(self) -> str:
+        """The verdict as one sentence, or the alarm."""
+        return f"ALARM: {self.id}: {self.alarm}" if self.alarm else f"{self.id} {self.verdict}: {self.reason}"
+
+    def report(self) -> str:
+        """All of it, for `print`."""
+        lines = [f"{self.id}: {self.claim}", f"    premise: {self.premise}"]
+        lines += [f"    says: {line}" for line in self.stated]
+        lines += [f"    by arithmetic: {self.arithmetic}", *(f"      {line}" for line in self.arithmetic.lines)]
+        lines += [f"    measured here: {line}" for line in self.here]
+        lines += [f"    recorded: {line}" for line in self.recorded]
+        return "\n".join([*lines, f"    {self.line}"])
+
+    __str__ = report
+
+    def cells(self) -> list[str]:
+        """The claim as a row of a table: see `ledger.HEADERS`."""
+        found = ("; ".join(lines) or "-" for lines in (self.here, self.recorded))
+        verdict = f"{self.verdict}: {self.alarm and 'ALARM: '}{self.alarm or self.reason}"
+        return [self.id, self.claim, self.premise, str(self.arithmetic), *found, verdict]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A claim of the articles, called with the figures of one machine to be judged.
+
+    setting: the premise that no figure shows; needs: those that figures show. parts: what it says, all of which must
+    be right. notes: further figures, which print and decide nothing. contains: claims that it cannot outlive.
+    work: what arithmetic says. physics: figures that cannot be, from the others of the machine: (least, most).
+    """
+
+    id: str
+    title: str
+    work: Callable[[], Arithmetic]
+    parts: tuple[Part, ...]
+    needs: tuple[Need, ...] = ()
+    notes: Mapping[str, str] | None = None
+    setting: str = ""
+    contains: tuple[str, ...] = ()
+    physics: Mapping[str, Callable[[Mapping[str, float]], tuple[float, float]]] | None = None
+
+    @property
+    def figures(self) -> tuple[str, ...]:
+        """The names of all figures that it takes; each is optional."""
+        names = [need.figure for need in self.needs]
+        names += [name for part in self.parts for name in (part.figure, part.over) if name]
+        return tuple(dict.fromkeys([*names, *(self.notes or {})]))
+
+    @property
+    def premise(self) -> str:
+        return ", ".join([*(need.words for need in self.needs), *filter(None, [self.setting])]) or "none"
+
+    def arithmetic(self) -> Arithmetic:
+        """What arithmetic says: impossible, if it says so of a claim that this one contains."""
+        for id in self.contains:
+            if CHECKS[id].arithmetic().word == "impossible":
+                return replace(self.work(), word="impossible", text=f"it contains {id}, which is impossible")
+        return self.work()
+
+    def _alarms(self, here: Mapping[str, float]) -> list[str]:
+        """Complaints about figures that beat physics."""
+        complaints = []
+        for name in (self.physics or {}).keys() & here.keys():
+            least, most = self.physics[name](here)
+            if not least <= here[name] <= most:
+                bound = f"{least:.4g} at least" if here[name] < least else f"{most:.4g} at most"
+                complaints.append(f"{name} is {here[name]:.4g}, and physics allows {bound}")
+        return complaints
+
+    def __call__(self, here: Figures | None = None, beside: Mapping[str, Figures] | None = None) -> Judged:
+        """Judge by one machine's figures; `beside`: the same machine's figures of other claims.
+
+        Raises KeyError for a figure of an unknown name, which would be ignored in silence, ValueError for one that is
+        neither a finite number nor an interval of such.
+        """
+        found = {}
+        for name, value in (here or {}).items():
+            if name not in self.figures:
+                raise KeyError(f"{self.id} knows no figure {name!r}; expected {', '.join(self.figures)}")
+            found[name] = as_interval(f"{self.id}: {name}", value)
+        values = [(part, part.value(found)) for part in self.parts]
+        measured = [part.found(x) for part, x in values if x is not None]
+        measured += [text.format(v=found[name].median) for name, text in (self.notes or {}).items() if name in found]
+        refuted = [id for id in self.contains if beside and CHECKS[id](beside.get(id), beside).verdict == FALSE]
+        unmet = list(filter(None, (need.unmet(found) for need in self.needs)))
+        alarms = [] if unmet else self._alarms({name: x.median for name, x in found.items()})
+        wanted = [name for part in self.parts if part.needed for name in (part.figure, part.over) if name]
+        missing = [name for name in wanted if name not in found]
+        by_verdict = {
+            word: [part.compared(x) for part, x in values if x is not None and part.verdict(x) == word]
+            for word in (TRUE, FALSE, TIE)
+        }
+        arithmetic = self.arithmetic()
+        if refuted:
+            verdict, why = FALSE, [f"it contains {id}, which is false here" for id in refuted]
+        elif not found and self.needs:
+            verdict, why = NOT_MEASURED, [f"it needs {self.premise}"]
+        elif unmet or alarms:
+            verdict, why = NOT_MEASURED, unmet or ["the figures beat physics"]
+        elif by_verdict[FALSE]:
+            verdict, why = FALSE, by_verdict[FALSE]
+            if arithmetic.word == "only if":
+                why = [*why, f"by arithmetic true {arithmetic}"]
+        elif missing:
+            verdict, why = NOT_MEASURED, [f"missing: {', '.join(missing)}", *measured]
+        else:
+            verdict = TIE if by_verdict[TIE] else TRUE
+            why = by_verdict[verdict]
+        alarm = f"{'; '.join(alarms)}. Suspect the clock, the count of bytes, or the peak" if alarms else ""
+        stated = tuple(part.says.format(v=part.claimed) for part in self.parts)
+        return Judged(
+            self.id, self.title, self.premise, stated, arithmetic, verdict, "; ".join(why), tuple(measured), alarm
+        )
+
+
+def claim(id: str, title: str, *parts: Part, **rest) -> Callable[[Callable[[], Arithmetic]], Claim]:
+    """Enter a claim into `CHECKS`: its data stand here, its arithmetic in the function below. Fields as in `Claim`."""
+
+    def enter(work: Callable[[], Arithmetic]) -> Claim:
         if id in CHECKS:
             raise ValueError(f"claim {id} is checked twice")
-        checked.figures = names
-        CHECKS[id] = checked
-        return checked
+        CHECKS[id] = Claim(id, title, work, parts, **rest)
+        return CHECKS[id]
 
-    return wrap
-
-
-def from_parts(parts: Mapping[str, bool]) -> str:
-    """The verdict of a claim in several parts: holds if all do, else under a condition; without any, not measured."""
-    if not parts:
-        return NOT_MEASURED
-    return HOLDS if all(parts.values()) else CONDITION
+    return enter
 
 
-def part_lines(parts: Mapping[str, bool]) -> tuple[str, ...]:
-    """Which parts hold, one line each."""
-    return tuple(f"{name}: {'yes' if holds else 'no'}" for name, holds in parts.items())
+def as_interval(name: str, value: Figure) -> Interval:
+    """A figure with its spread; a bare number has none. Raises ValueError that names what is no figure."""
+    if isinstance(value, Interval):
+        return value
+    try:
+        if isinstance(value, Mapping):
+            return Interval(**value)
+        if isinstance(value, Ratio):
+            return Interval(value.median, value.low, value.high)
+        if not isinstance(value, bool) and isinstance(value, int | float):
+            return Interval(*(float(value),) * 3)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name}={value!r}; expected a finite number or an interval of such") from error
+    raise ValueError(f"{name}={value!r}; expected a finite number or an interval of such")
 
 
-def within(value: float, low: float, high: float) -> bool:
-    """Whether a figure, as rounded as the claim's own, lies in its range."""
-    return low <= value <= high
+def storable(value: Figure) -> float | dict[str, float]:
+    """A figure as JSON keeps it and `as_interval` reads it again."""
+    x = as_interval("figure", value)
+    return x.median if x.low == x.high else {"median": x.median, "low": x.low, "high": x.high}
 
 
 def quadratic_share(model: object, prompt_tokens: int) -> float:

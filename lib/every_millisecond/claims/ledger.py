@@ -1,57 +1,22 @@
-"""The ledger: every claim with the roof's word, this machine's, the recorded machines', and the verdict."""
+"""The ledger: every claim with its premise, arithmetic's word, this machine's figures, recorded ones, the verdict."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from rich.markup import escape
 from rich.table import Table
 
-from every_millisecond.claims.check import CHECKS, CONDITION, HOLDS, IMPOSSIBLE, NOT_MEASURED, VERDICTS, ClaimCheck
+from every_millisecond.claims.check import CHECKS, FALSE, NOT_MEASURED, TIE, TRUE, VERDICTS, Claim, Figures, Judged
 from every_millisecond.claims.sources import Findings
 
-HEADERS = ("id", "claim", "what the roof allows", "measured here", "recorded", "verdict")
+HEADERS = ("id", "claim", "premise", "by arithmetic", "measured here", "recorded", "verdict")
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One claim in the ledger. verdict: from this machine's figures where there are any, else from the newest recorded
-    ones, else from arithmetic and published figures."""
-
-    id: str
-    claim: str
-    allowed: str
-    here: tuple[str, ...]
-    recorded: tuple[str, ...]
-    verdict: str
-    settled_by: str  # "here", "recorded", "arithmetic" or "nothing"
-    arithmetic: tuple[str, ...]
-
-    def cells(self) -> list[str]:
-        """The row's cells in the order of `HEADERS`."""
-        by = {"here": "measured here", "recorded": "recorded", "arithmetic": "arithmetic"}.get(self.settled_by)
-        verdict = f"{self.verdict} ({by})" if by else self.verdict
-        return [
-            self.id,
-            self.claim,
-            self.allowed,
-            "; ".join(self.here) or "-",
-            "; ".join(self.recorded) or "-",
-            verdict,
-        ]
-
-    def report(self) -> str:
-        """The row in full, for `print`: what the table leaves out is the arithmetic."""
-        lines = [f"{self.id}: {self.cells()[-1]}", f"    claim:   {self.claim}", f"    allowed: {self.allowed}"]
-        lines += [f"      {line}" for line in self.arithmetic]
-        lines += [f"    measured here: {line}" for line in self.here]
-        return "\n".join(lines + [f"    recorded: {line}" for line in self.recorded])
-
-
-def ledger(findings: Iterable[Findings] = ()) -> list[Row]:
-    """Every claim judged. findings: in order of age; a later one of the same kind (here, recorded) takes precedence.
+def ledger(findings: Iterable[Findings] = ()) -> list[Judged]:
+    """Every claim judged. findings: in order of age; a later figure of the same kind (here, recorded) takes precedence.
 
     Raises KeyError for figures of a claim that the articles do not make.
     """
@@ -59,36 +24,36 @@ def ledger(findings: Iterable[Findings] = ()) -> list[Row]:
     unknown = sorted({claim for entry in findings for claim in entry.values} - set(CHECKS))
     if unknown:
         raise KeyError(f"figures for unknown claims: {', '.join(unknown)}")
-    return [_row(check(), findings, check) for check in CHECKS.values()]
-
-
-def _row(bare: ClaimCheck, findings: Sequence[Findings], check) -> Row:
-    own: dict[str, float] = {}
+    own: dict[str, Figures] = {}
     for entry in findings:
         if entry.here:
-            own |= entry.values.get(bare.id, {})
-    others = [entry for entry in findings if not entry.here and entry.values.get(bare.id)]
-    judged = check(own) if own else None
-    words = [f"{entry.date}, {entry.machine}: {'; '.join(check(entry.values[bare.id]).measured)}" for entry in others]
-    if judged is not None:
-        final, settled_by = judged, "here"
-    elif others:
-        final, settled_by = check(others[-1].values[bare.id]), "recorded"
-    else:
-        final, settled_by = bare, "nothing" if bare.verdict == NOT_MEASURED else "arithmetic"
-    here = judged.measured if judged is not None else ()
-    return Row(bare.id, bare.claim, final.allowed, here, tuple(words), final.verdict, settled_by, bare.arithmetic)
+            for id, figures in entry.values.items():
+                own[id] = {**own.get(id, {}), **figures}
+    return [_row(check, own, [entry for entry in findings if not entry.here]) for check in CHECKS.values()]
 
 
-def counts(rows: Sequence[Row]) -> dict[str, int]:
-    """How many claims got each verdict, in the order holds, under a condition, impossible, not measured."""
+def _row(check: Claim, own: Mapping[str, Figures], others: Sequence[Findings]) -> Judged:
+    judged = check(own.get(check.id), own)
+    there = [(entry, check(entry.values[check.id], entry.values)) for entry in others if entry.values.get(check.id)]
+    words = tuple(
+        f"{entry.date}, {entry.machine}: {found.verdict.replace('here', 'there')}: {found.alarm or found.reason}"
+        for entry, found in there
+    )
+    settled_by = "here" if judged.verdict != NOT_MEASURED else "nothing"
+    if settled_by == "nothing" and any(found.verdict != NOT_MEASURED for _, found in there):
+        settled_by = "recorded"
+    return replace(judged, recorded=words, settled_by=settled_by)
+
+
+def counts(rows: Sequence[Judged]) -> dict[str, int]:
+    """How many claims got each verdict, in the order true, false, no difference, not measured."""
     found = Counter(row.verdict for row in rows)
     return {verdict: found[verdict] for verdict in VERDICTS}
 
 
-def table(rows: Sequence[Row]) -> Table:
+def table(rows: Sequence[Judged]) -> Table:
     """The ledger as a rich table."""
-    colours = {HOLDS: "green", CONDITION: "yellow", IMPOSSIBLE: "red", NOT_MEASURED: "dim"}
+    colours = {TRUE: "green", FALSE: "red", TIE: "yellow", NOT_MEASURED: "dim"}
     shown = Table(title="Claims of the two source articles", title_justify="left", show_lines=True)
     for header in HEADERS:
         shown.add_column(header, overflow="fold", no_wrap=header == "id")

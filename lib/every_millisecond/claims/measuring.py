@@ -11,14 +11,15 @@ from pathlib import Path
 
 import torch
 
-from every_millisecond.claims.check import Figures
-from every_millisecond.claims.serving_claims import simulated_flattery
+from every_millisecond.claims.check import Figures, storable
 from every_millisecond.claims.sources import KIND, Findings, machine_name
+from every_millisecond.claims.speculation_claims import output_distance
 from every_millisecond.laboratory import batching_bench as bench
 from every_millisecond.laboratory import cache_bench
 from every_millisecond.laboratory.workload import mixed_asks
 from every_millisecond.notebook import memory
 from every_millisecond.notebook.module_breakdown import module_breakdown
+from every_millisecond.notebook.outcome import Interval
 from every_millisecond.request import NEW_TOKENS
 from every_millisecond.subject import Subject
 from llm_latency import files, hardware, models, quality, roofline
@@ -27,30 +28,48 @@ from llm_latency.benchmark import respond
 from llm_latency.generation import RecomputeStepper, TransformersStepper
 from llm_latency.kv_cache import Int8KVCache
 from llm_latency.kv_cache.int8 import ATTENTION_NAME
-from llm_latency.timing import compare, measure
+from llm_latency.text import TokenCache
+from llm_latency.timing import LatencyTimer, Measurement, compare, measure
 
 Found = dict[str, Figures]
 
 
+def over(slow: Measurement, fast: Measurement) -> Interval:
+    """How many times as long one function took as another, which was not timed in turns with it."""
+    return Interval(slow.median_ms / fast.median_ms, slow.p10_ms / fast.p90_ms, slow.p90_ms / fast.p10_ms)
+
+
 def clock(subject: Subject) -> Found:
-    """B1, on a simulated asynchronous device, so that a CPU can show it."""
-    return {"B1": {"flattery": simulated_flattery()}}
+    """B1: a decode step on a GPU, and when the call returned. A CPU's clock cannot show it."""
+    if subject.device.type != "cuda":
+        return {"B1": {"cuda": 0.0}}
+    stepper = subject.stepper
+    stepper.prefill(subject.ids)
+    step = measure(lambda: stepper.step(subject.token), repeats=10, device=subject.device)
+    return {"B1": {"cuda": 1.0, "flattery": step.median_ms / step.launch_ms}}
 
 
 def whole_request(subject: Subject) -> Found:
-    """A14 and B5 from one request, B5 again for 512 tokens in and 256 out from the pace of a step there."""
+    """A14 from the standard request and the look-up of its ids, B5 from one of 512 tokens in and 256 out as well."""
     stepper = TransformersStepper(subject.fp32)
     respond(stepper, subject.tokenizer, subject.prompt, 2)
     b = respond(stepper, subject.tokenizer, subject.prompt, NEW_TOKENS).breakdown
-    longer = subject.ids.repeat(1, 2)
-    prefill = measure(lambda: int(stepper.prefill(longer).argmax()), warmup=0, repeats=2).median_ms
-    pace = measure(lambda: int(stepper.step(subject.token).argmax()), warmup=1, repeats=8).median_ms
+    cache = TokenCache(subject.tokenizer)
+    cache.encode(subject.prompt)
+    look_up = measure(lambda: cache.encode(subject.prompt), device="cpu").median_ms
+    timer = LatencyTimer(subject.device)
+    with timer.stage("prefill"):
+        int(stepper.prefill(subject.ids.repeat(1, 2)).argmax())
+    with timer.stage("decode"):
+        for _ in range(255):
+            int(stepper.step(subject.token).argmax())
+    prefill, decode = timer.get_elapsed_ms("prefill"), timer.get_elapsed_ms("decode")
     return {
-        "A14": {"ends_share": (b.tokenize_ms + b.detokenize_ms) / b.total_ms},
-        "B5": {
-            "decode_share": b.decode_ms / b.total_ms,
-            "decode_share_512_256": 255 * pace / (prefill + 255 * pace),
+        "A14": {
+            "ends_share": (b.tokenize_ms + b.detokenize_ms) / b.total_ms,
+            "lookup_share": (b.tokenize_ms - look_up) / b.total_ms,
         },
+        "B5": {"decode_share": b.decode_ms / b.total_ms, "decode_share_512_256": decode / (prefill + decode)},
     }
 
 
@@ -58,39 +77,49 @@ def lengths(subject: Subject) -> Found:
     """A4 and A7 from the prefill at growing lengths, B7 from a step at 64 and 512 tokens with and without a cache."""
     text = subject.ids.repeat(1, 4)
     cached, recomputing = TransformersStepper(subject.fp32), RecomputeStepper(subject.fp32)
-    ms = {n: measure(lambda n=n: cached.prefill(text[:, :n]), warmup=0, repeats=2).median_ms for n in (64, 512, 1024)}
-    without = {
-        n: measure(lambda n=n: recomputing.prefill(text[:, :n]), warmup=0, repeats=2).median_ms for n in (64, 512)
-    }
+    first = {n: measure(lambda n=n: cached.prefill(text[:, :n]), warmup=1, repeats=3) for n in (64, 512, 1024)}
+    without = {n: measure(lambda n=n: recomputing.prefill(text[:, :n]), warmup=0, repeats=2) for n in (64, 512)}
     with_cache = {}
     for n in (64, 512):
         cached.prefill(text[:, :n])
-        with_cache[n] = measure(lambda: cached.step(subject.token), warmup=1, repeats=5).median_ms
+        with_cache[n] = measure(lambda: cached.step(subject.token), warmup=1, repeats=5)
+    grown = over(first[1024], first[64])
+    ms = {n: Interval(m.median_ms, m.p10_ms, m.p90_ms) for n, m in first.items()}
+    power = Interval(*(math.log(x) / math.log(1024 / 64) for x in (grown.median, grown.low, grown.high)))
     return {
-        "A4": {"power": math.log(ms[1024] / ms[64]) / math.log(1024 / 64), "longest": 1024},
-        "A7": {"ms_per_token": (ms[512] - ms[64]) / (512 - 64), "first_64": ms[64], "first_512": ms[512]},
-        "B7": {"growth_without": without[512] / without[64], "growth_with": with_cache[512] / with_cache[64]},
+        "A4": {"power": power, "longest": 1024},
+        "A7": {
+            "ms_per_token": (ms[512].median - ms[64].median) / (512 - 64),
+            "first_64": ms[64],
+            "first_512": ms[512],
+        },
+        "B7": {
+            "growth_without": over(without[512], without[64]),
+            "growth_with": over(with_cache[512], with_cache[64]),
+        },
     }
 
 
 def parts(subject: Subject) -> Found:
-    """B3 by forward hooks."""
-    found = module_breakdown(subject.fp32, subject.ids, repeats=3).parts_ms
+    """B3 by forward hooks, at the claim's 512 tokens."""
+    ids = subject.ids.repeat(1, 2)
+    found = module_breakdown(subject.fp32, ids, repeats=3).parts_ms
     share = found["attention"] / (found["attention"] + found["ffn"])
-    return {"B3": {"attention_share": share, "tokens": subject.ids.shape[1]}}
+    return {"B3": {"attention_share": share, "tokens": ids.shape[1]}}
 
 
 def attention(subject: Subject) -> Found:
     """A5, A11 and B10: attention alone and the whole prefill by length, memory and error of the blocked form."""
     shape = roofline.shape_of(subject.fp32)
     saved, alone = {}, {}
-    for n in (64, 256, 1024):
+    for n in (64, 256, 512, 1024):
         q, k, v = (torch.randn(1, n, shape.heads, shape.head_dim, device=subject.device) for _ in range(3))
         ways = {name: lambda q=q, k=k, v=v, name=name: attend(q, k, v, backend=name, causal=True)
                 for name in ("reference", "sdpa")}  # fmt: skip
         turns = compare(ways, rounds=6, warmup=1)
-        saved[f"saved_{n}"] = 1 - turns.ratio("sdpa", "reference").median
-        alone[n] = turns.speedup("sdpa", "reference").median
+        ratio = turns.ratio("sdpa", "reference")
+        saved[f"saved_{n}"] = Interval(1 - ratio.median, 1 - ratio.high, 1 - ratio.low)
+        alone[n] = turns.speedup("sdpa", "reference")
     q, k, v = (torch.randn(1, 4096, 2, 64, device=subject.device) for _ in range(3))
     peaks = [
         memory.peak_extra_bytes(lambda way=way: attend(q, k, v, backend=way, causal=True))
@@ -104,7 +133,7 @@ def attention(subject: Subject) -> Found:
     for n in (128, 256, 1024):
         text = subject.ids.repeat(1, 4)[:, :n]
         ways = {name: lambda s=s, text=text: s.prefill(text) for name, s in steppers.items()}
-        gains[n] = compare(ways, rounds=3, warmup=1).speedup("sdpa", "by hand").median
+        gains[n] = compare(ways, rounds=3, warmup=1).speedup("sdpa", "by hand")
     return {
         "A5": {"memory_less": peaks[0] / peaks[1], "max_error": float(error), "gain_256": gains[256],
                "gain_1024": gains[1024]},
@@ -119,15 +148,16 @@ def sixteen_bits(subject: Subject) -> Found:
     ids = subject.ids[:, : subject.sixteen_bit_tokens]
     prefill = compare({name: lambda s=s: s.prefill(ids) for name, s in steppers.items()}, rounds=4, warmup=1)
     decode = compare({name: lambda s=s: s.step(subject.token) for name, s in steppers.items()}, rounds=10, warmup=2)
-    return {"B9": {f"{name}_gain": turns.speedup("16", "32").median
+    return {"B9": {f"{name}_gain": turns.speedup("16", "32")
                    for name, turns in (("prefill", prefill), ("decode", decode))}}  # fmt: skip
 
 
 def int8_cache(subject: Subject) -> Found:
-    """A6, A12 and A16's first half: bytes, steps, perplexity and drift of the INT8 cache."""
+    """A6, A12 and A16: bytes, steps, perplexity and drift of the INT8 cache, and what the acceptance rule shifts."""
+    p, q = torch.rand(2, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     ratio = cache_bench.bytes_ratio(subject.fp32.config)
     half = subject.half(ATTENTION_NAME)
-    steps = {n: cache_bench.step_times(half, n, rounds=5).ratio(cache_bench.INT8, cache_bench.BF16).median
+    steps = {n: cache_bench.step_times(half, n, rounds=5).ratio(cache_bench.INT8, cache_bench.BF16)
              for n in (256, 4096)}  # fmt: skip
     text = subject.text(1024)
     exact = quality.perplexity(subject.fp32, text)
@@ -136,7 +166,7 @@ def int8_cache(subject: Subject) -> Found:
     return {
         "A6": {"bytes_ratio": ratio, **{f"step_ratio_{n}": value for n, value in steps.items()}},
         "A12": {"bytes_ratio": ratio, "loss": coded / exact - 1},
-        "A16": {"int8_kl": drifted.mean_kl},
+        "A16": {"int8_kl": drifted.mean_kl, "speculative_distance": output_distance(p / p.sum(), q / q.sum())},
     }
 
 
@@ -146,17 +176,18 @@ def batches(subject: Subject) -> Found:
     asks = mixed_asks(16, vocab_size=model.config.vocab_size, seed=1, prompt_tokens=(16, 64), new_tokens=(2, 32))
     result = bench.compare_batching(model, asks, rounds=1)
 
-    def step_ms(count: int) -> float:
+    def steps(count: int) -> Measurement:
         engine = bench.make_engine(model, count)
         for ask in asks[:count]:
             engine.submit(ask.prompt[:16], 24)
         while len(engine.step()) < count:  # until all have read their prompts
             pass
-        return measure(engine.step, warmup=2, repeats=8, device=model.device).median_ms
+        return measure(engine.step, warmup=2, repeats=8, device=model.device)
 
-    one, eight = step_ms(1), step_ms(8)
-    gain = result.times.speedup(bench.CONTINUOUS, bench.ONE).median
-    return {"B12": {"gain": gain}, "A13": {"throughput": 8 * one / eight, "slower": eight / one}}
+    slower = over(steps(8), steps(1))
+    more = Interval(8 / slower.median, 8 / slower.high, 8 / slower.low)
+    gain = result.times.speedup(bench.CONTINUOUS, bench.ONE)
+    return {"B12": {"gain": gain}, "A13": {"throughput": more, "slower": slower}}
 
 
 MEASUREMENTS: dict[str, Callable[[Subject], Found]] = {
@@ -180,11 +211,11 @@ def measure_claims(
     if unknown:
         raise ValueError(f"unknown measurement {unknown[0]!r}; expected one of {', '.join(MEASUREMENTS)}")
     subject = Subject(profile)
-    values: dict[str, dict[str, float]] = {}
+    values: dict[str, dict] = {}
     for done, name in enumerate(chosen):
         progress(name, done, len(chosen))
         for claim, figures in MEASUREMENTS[name](subject).items():
-            values.setdefault(claim, {}).update(figures)
+            values.setdefault(claim, {}).update((figure, storable(value)) for figure, value in figures.items())
     progress("done", len(chosen), len(chosen))
     machine = machine_name(hardware.machine_facts())
     return Findings("quick measurements", machine, datetime.date.today().isoformat(), values, here=True)

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from every_millisecond.claims.check import CHECKS, Figures
+from every_millisecond.claims.check import CHECKS, Figure, Figures, storable
 from every_millisecond.ladder import contributions
 from every_millisecond.ladder.record import MEASURED, RungRecord
 from every_millisecond.notebook import scorecard, show
-from llm_latency import files
+from llm_latency import files, roofline
 
 KIND = "claims"
 
@@ -37,22 +37,23 @@ def _own_file() -> Path:
     return scorecard.path().with_name("claims.json")
 
 
-def settle(claim: str, **figures: float) -> None:
+def settle(claim: str, **figures: Figure) -> None:
     """Judge a claim by figures just measured, print the verdict, and keep the figures for the ledger of notebook 13.
 
-    Kept beside the scorecard, on this machine only; figures of the same name are replaced. Raises KeyError for an
-    unknown claim or figure, ValueError for a figure that is not a finite number.
+    A figure is a number or, better, what was measured with its spread: a `Ratio` or an `Interval`. Kept beside the
+    scorecard, on this machine only; figures of the same name are replaced. Raises KeyError for an unknown claim or
+    figure, ValueError for a figure that is not finite.
     """
     if claim not in CHECKS:
         raise KeyError(f"no claim {claim!r}; known: {', '.join(CHECKS)}")
     CHECKS[claim](figures)  # refuses a wrong figure before anything is kept
 
     def add(stored: dict) -> dict:
-        own = stored.get(claim, {}).get("figures", {}) | {name: float(value) for name, value in figures.items()}
-        return stored | {claim: {"date": datetime.date.today().isoformat(), "figures": own}}
+        found = stored.get(claim, {}).get("figures", {}) | {name: storable(value) for name, value in figures.items()}
+        return stored | {claim: {"date": datetime.date.today().isoformat(), "figures": found}}
 
-    check = CHECKS[claim](files.update_json(_own_file(), add, default={})[claim]["figures"])
-    show.here(f"{claim} {check.verdict}: {'; '.join(check.measured)}")
+    kept = {id: entry["figures"] for id, entry in files.update_json(_own_file(), add, default={}).items()}
+    show.here(CHECKS[claim](kept[claim], kept).line)
 
 
 def own() -> Findings:
@@ -70,6 +71,8 @@ def machine_name(machine: Mapping[str, object]) -> str:
 
 def from_ladder(run: Mapping, *, source: str = "ladder", here: bool = False) -> Findings:
     """The figures that a run of the ladder holds for the claims."""
+    machine = run["machine"]
+    gpu = str(machine.get("gpu") or "")
     rungs = {entry["name"]: RungRecord(**entry) for entry in run["rungs"] if entry["status"] == MEASURED}
     values: dict[str, dict[str, float]] = {}
 
@@ -88,8 +91,10 @@ def from_ladder(run: Mapping, *, source: str = "ladder", here: bool = False) -> 
         best = contributions.best(list(rungs.values()))
         put("A2", speedup=gain(baseline.name, best.name, "wall"), perplexity_change=_change(baseline, best))
         put("A2", baseline_ms=baseline.median_ms("wall"), best_ms=best.median_ms("wall"))
+        put("A2", new_tokens=baseline.new_tokens, tokens_per_pass=best.tokens_per_pass, a100="A100" in gpu)
+        if run["profile"] in roofline.SHAPES:
+            put("A2", parameters=roofline.SHAPES[run["profile"]].parameters)
         put("A14", ends_share=_ends(baseline), ends_share_best=_ends(best))
-        put("A2", new_tokens=baseline.new_tokens)
         decode_share = baseline.median_ms("decode") / baseline.median_ms("wall")
         put("B5", decode_share=decode_share, new_tokens=baseline.new_tokens)
         shares = baseline.share_of_limit
@@ -100,7 +105,7 @@ def from_ladder(run: Mapping, *, source: str = "ladder", here: bool = False) -> 
     if "compiled" in rungs and rungs["compiled"].first_ms:
         compiled = rungs["compiled"]
         step_ms = compiled.median_ms("decode") / (compiled.new_tokens - 1)
-        put("B8", first_call_ms=compiled.first_ms, step_ms=step_ms)
+        put("B8", first_call_ms=compiled.first_ms, step_ms=step_ms, cuda=bool(gpu))
     if "fast" in rungs and "int4" in rungs:
         fewer = (rungs[name].weight_bytes for name in ("int4", "fast"))
         int4_bytes, bf16_bytes = fewer
@@ -108,10 +113,10 @@ def from_ladder(run: Mapping, *, source: str = "ladder", here: bool = False) -> 
         if int4_bytes and bf16_bytes:
             put("B11", smaller=1 - int4_bytes / bf16_bytes)
     speculation = _speculation(list(rungs.values()))
-    for claim in ("A9", "B14"):
-        put(claim, **speculation)
-    put("A10", **{name: value for name, value in speculation.items() if name != "gain"})
-    return Findings(source, machine_name(run["machine"]), run["date"], values, here)
+    put("A9", **speculation)
+    put("B14", **{name: value for name, value in speculation.items() if name != "gamma"})
+    put("A10", **{name: value for name, value in speculation.items() if name not in ("gain", "gamma")})
+    return Findings(source, machine_name(machine), run["date"], values, here)
 
 
 def _speculation(records: list[RungRecord]) -> dict[str, float | None]:
@@ -128,7 +133,8 @@ def _speculation(records: list[RungRecord]) -> dict[str, float | None]:
             continue
         gain = min(plain) / record.median_ms("decode")
         if gain > (best.get("gain") or 0.0):
-            best = {"gain": gain, "acceptance": record.acceptance, "cost_ratio": record.draft_cost}
+            gamma = None if record.rows_per_pass is None else record.rows_per_pass - 1
+            best = {"gain": gain, "acceptance": record.acceptance, "cost_ratio": record.draft_cost, "gamma": gamma}
     return best
 
 
@@ -156,7 +162,7 @@ def from_gpu_check(report: Mapping, *, source: str) -> Findings:
         if "sdpa:math" in times and len(times) > 1 and not row.get("interpreted"):
             gains[row["case"]["kind"]].append(times["sdpa:math"] / min(times.values()))
     found = {f"{kind}_gain": sorted(ratios)[len(ratios) // 2] for kind, ratios in gains.items() if ratios}
-    values = {"B13": found} if found else {}
+    values = {"B13": found | {"cuda": 1.0}} if found else {}
     return Findings(source, machine_name(report["machine"]), report["date"], values)
 
 

@@ -4,16 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from every_millisecond.claims.check import (
-    CONDITION,
-    HOLDS,
-    IMPOSSIBLE,
-    ClaimCheck,
-    Figures,
-    claim,
-    from_parts,
-    least_number,
-)
+from every_millisecond.claims.check import Arithmetic, Need, Part, claim, least_number
 from every_millisecond.claims.published import PUBLISHED
 from llm_latency.speculative import theory
 from llm_latency.speculative.verify import verify
@@ -21,6 +12,8 @@ from llm_latency.speculative.verify import verify
 COST = 0.1  # "a draft of 10% of the target"
 GAMMAS = (3, 4, 5)
 ACCEPTANCES = (0.75, 0.80, 0.85)
+DRAWS = 400
+RULE_STEP = 1 / DRAWS  # what a sum over so many uniforms may be off by
 
 
 def least_acceptance(gain: float, gamma: int, cost_ratio: float) -> float:
@@ -32,7 +25,7 @@ def least_acceptance(gain: float, gamma: int, cost_ratio: float) -> float:
     return least_number(reached, limit=101) / 100
 
 
-def output_distance(target: torch.Tensor, draft: torch.Tensor, draws: int = 400) -> float:
+def output_distance(target: torch.Tensor, draft: torch.Tensor, draws: int = DRAWS) -> float:
     """Total variation distance between the target's distribution [vocab] and what the acceptance rule puts out.
 
     Summed up, not sampled: every token the draft may propose, with its probability, at `draws` evenly spaced uniforms.
@@ -64,80 +57,75 @@ def _speculation_arithmetic() -> tuple[str, ...]:
     )
 
 
-def _gain_verdict(here: Figures) -> str:
-    if "gain" in here:
-        return HOLDS if here["gain"] >= 2 else CONDITION
+GAIN = Part("gain", "decode with the target alone takes {v} as long as with the draft", 2, 3, same=1)
+ACCEPTED = "{v:.0%} of the tested draft tokens accepted"
+DRAFT_STEP = "a draft step takes {v:.0%} of a target step"
+
+
+def two_times() -> Arithmetic:
     needed = least_acceptance(2, 4, COST)
-    if needed > 1:
-        return IMPOSSIBLE
-    return CONDITION if needed > 0 else HOLDS
-
-
-def _measured(here: Figures) -> tuple[str, ...]:
-    words = {"gain": "times as fast", "acceptance": "of the drafted tokens accepted", "cost_ratio": "of a target step"}
-    return tuple(f"{here[name]:.2f} {text}" for name, text in words.items() if name in here)
-
-
-@claim("A9", "a draft of 10% of the target guesses 3-5 tokens: 2-3x faster", "gain", "acceptance", "cost_ratio")
-def a_draft_of_a_tenth(here: Figures) -> ClaimCheck:
-    return ClaimCheck(
-        f"at an acceptance of {least_acceptance(2, 4, COST):.2f} or more, if reading five tokens costs as much as one",
-        _gain_verdict(here),
+    return Arithmetic(
+        "impossible" if needed > 1 else "only if",
+        f"the acceptance is {needed:.2f} or more (gamma 4, a draft of a tenth, and reading five tokens costs what "
+        "one costs, which ends with many requests at once)",
         _speculation_arithmetic(),
-        _measured(here),
     )
 
 
-@claim("A10", "acceptance of 75-85% in this domain makes gamma 3-5 best", "acceptance", "cost_ratio")
-def best_gamma_3_to_5(here: Figures) -> ClaimCheck:
-    costs = (0.02, 0.05, 0.1, 0.2, 0.3)
-    best = {c: [theory.best_gamma(a, c) for a in ACCEPTANCES] for c in costs}
-    inside = {c: all(3 <= g <= 5 for g in gammas) for c, gammas in best.items()}
-    parts = {f"gamma 3-5 best at a draft of {c:g}": holds for c, holds in inside.items()}
-    verdict, measured = from_parts(parts) if any(parts.values()) else IMPOSSIBLE, ()
-    if "acceptance" in here and "cost_ratio" in here:
-        own = theory.best_gamma(here["acceptance"], here["cost_ratio"])
-        measured = (f"acceptance {here['acceptance']:.2f}, draft step {here['cost_ratio']:.2f}: best gamma {own}",)
-        verdict = HOLDS if 3 <= own <= 5 else CONDITION
-    return ClaimCheck(
-        "the best gamma falls with the draft's cost and rises with the acceptance",
-        verdict,
-        tuple(
-            f"draft step of {c:g} target steps: best gamma {min(gammas)} to {max(gammas)}" for c, gammas in best.items()
-        ),
-        measured,
+claim(
+    "A9",
+    "a draft of 10% of the target guesses 3-5 tokens: 2-3x faster",
+    GAIN,
+    needs=(Need("gamma", "3 to 5 guesses", 3, 5), Need("cost_ratio", "a draft step of 15% or less", 0, 0.15)),
+    notes={"acceptance": ACCEPTED},
+    setting="the same weights with and without the draft",
+)(two_times)
+
+
+@claim(
+    "A10",
+    "acceptance of 75-85% in this domain makes gamma 3-5 best",
+    Part("best_gamma", "the fastest gamma is {v}", 3, 5, form=".0f"),
+    needs=(Need("acceptance", "an acceptance of 75 to 85%", ACCEPTANCES[0], ACCEPTANCES[-1]),),
+    notes={"cost_ratio": DRAFT_STEP},
+    setting="gammas timed side by side, not computed",
+)
+def best_gamma_3_to_5() -> Arithmetic:
+    best = {c: [theory.best_gamma(a, c / 100) for a in ACCEPTANCES] for c in range(1, 101)}
+    right = [c for c, gammas in best.items() if all(3 <= g <= 5 for g in gammas)]
+    return Arithmetic(
+        "impossible" if not right else "possible" if len(right) == len(best) else "only if",
+        f"a draft step takes {min(right)}% to {max(right)}% of a target step" if right else "at no cost of the draft",
+        tuple(f"draft step of {c}%: best gamma {min(best[c])} to {max(best[c])}" for c in (2, 5, 10, 20, 30)),
     )
 
 
-@claim("A16", "INT8 and speculative decoding both trade accuracy for speed", "int8_kl", "speculative_distance")
-def both_trade_accuracy(here: Figures) -> ClaimCheck:
+@claim(
+    "A16",
+    "INT8 and speculative decoding both trade accuracy for speed",
+    Part("speculative_distance", "the acceptance rule shifts the output's distribution by {v}", RULE_STEP, form=".4f"),
+    Part("int8_kl", "the INT8 cache shifts it by {v} a token", 1e-9, form=".1e nats"),
+    setting="the library's own acceptance rule, every draft token tried",
+)
+def both_trade_accuracy() -> Arithmetic:
     p = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
     q = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
-    distance = here.get("speculative_distance", output_distance(p, q))
-    # Both must lose something for the claim to hold. That the rule loses nothing is a theorem, not a measurement.
-    lossless = distance <= 1 / 400
-    int8_lossless = here.get("int8_kl", 1.0) == 0
-    if lossless:
-        verdict = IMPOSSIBLE
-    else:
-        verdict = CONDITION if int8_lossless else HOLDS
-    return ClaimCheck(
-        "INT8 rounds; the right acceptance rule leaves the distribution of the output as it was",
-        verdict,
+    distance = output_distance(p, q)
+    return Arithmetic(
+        "impossible" if distance <= RULE_STEP else "possible",
+        "INT8 rounds, but the right acceptance rule leaves the distribution of the output as it was",
         (
             f"the library's own `verify`, every draft token and uniform summed up: distance {distance:.4f} from the "
-            "target's distribution (0.0025 is the sum's own step)",
+            f"target's distribution ({RULE_STEP} is the sum's own step)",
             "proof: min(p, q) and the residual max(0, p - q) add up to p (Leviathan et al., 2023, appendix A.1)",
         ),
-        (f"INT8 cache: mean KL {here['int8_kl']:.1e} nats",) if "int8_kl" in here else (),
     )
 
 
-@claim("B14", "speculative decoding makes decode 2-3x faster", "gain", "acceptance", "cost_ratio")
-def speculation_doubles(here: Figures) -> ClaimCheck:
-    return ClaimCheck(
-        f"at an acceptance of {least_acceptance(2, 4, COST):.2f} or more, a draft of a tenth, and few requests at once",
-        _gain_verdict(here),
-        _speculation_arithmetic(),
-        _measured(here),
-    )
+claim(
+    "B14",
+    "speculative decoding makes decode 2-3x faster",
+    GAIN,
+    notes={"acceptance": ACCEPTED, "cost_ratio": DRAFT_STEP},
+    setting="the same weights with and without the draft",
+)(two_times)
