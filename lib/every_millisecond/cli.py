@@ -283,6 +283,37 @@ def gpu_check(
 
 
 @app.command()
+def load(
+    requests: Annotated[int, typer.Option(help="Requests at each load.")] = 1000,
+    loads: Annotated[str, typer.Option(help="Comma-separated; 1 is the rate at which the engine saturates.")] = (
+        "0.4,0.6,0.8,1.0,1.3"
+    ),
+    slots: Annotated[int, typer.Option(help="Requests that share a step.")] = 8,
+    profile: Annotated[
+        str | None, typer.Option("--profile", "--model", help="Profile, or a model's directory.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the dated JSON with every request's times.")] = Path("results"),
+) -> None:
+    """Load the batching engine in this process at rising rates: latencies, goodput, the knee. Takes minutes."""
+    from every_millisecond.laboratory import load_test
+
+    try:
+        with _progress() as bar:
+            task = bar.add_task("loading the model", total=None)
+            model, vocab_size = load_test.load_model(profile, slots)
+            result = load_test.run_load_test(
+                model, vocab_size=vocab_size, requests=requests, slots=slots,
+                loads=tuple(float(load) for load in loads.split(",")),
+                progress=lambda title, done, of: bar.update(task, description=title, completed=done, total=of),
+            )  # fmt: skip
+        path = load_test.write(result, out)
+    except (ValueError, TypeError, RuntimeError, OSError) as error:
+        raise _fail(error) from error
+    say(console, "\n".join(load_test.lines(result)))
+    say(console, f"Every request's times: {path}")
+
+
+@app.command()
 def peers(out: Annotated[Path, typer.Option(help="Folder for the dated JSON.")] = Path("results")) -> None:
     """Measure ours beside HF generate, llama.cpp and torchao on the same weights, interleaved."""
     from every_millisecond.peers import main

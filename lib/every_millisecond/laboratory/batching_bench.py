@@ -12,15 +12,16 @@ from every_millisecond.laboratory.static_batching import generate_static, left_p
 from every_millisecond.laboratory.workload import Ask
 from llm_latency.batching.engine import BatchingEngine, EngineOptions
 from llm_latency.batching.scheduler import SchedulerOptions
-from llm_latency.generation import TransformersStepper, generate
+from llm_latency.engine.kernel_decoder import KernelDecoder
+from llm_latency.generation import Stepper, as_stepper, generate
 from llm_latency.timing import Comparison, compare
 
 ONE, STATIC, CONTINUOUS = "one at a time", "static", "continuous"
 
 
-def run_one_at_a_time(model: PreTrainedModel, asks: Sequence[Ask]) -> list[list[int]]:
-    """Each request alone, by the plain loop over transformers' own cache."""
-    stepper = TransformersStepper(model)
+def run_one_at_a_time(model: PreTrainedModel | Stepper, asks: Sequence[Ask]) -> list[list[int]]:
+    """Each request alone, by the plain loop: over the decoder itself, or over transformers' own cache."""
+    stepper = as_stepper(model)
     outputs = [generate(stepper, torch.tensor([ask.prompt]), ask.max_new_tokens).sequences[0] for ask in asks]
     return [output[len(ask.prompt) :].tolist() for output, ask in zip(outputs, asks, strict=True)]
 
@@ -36,16 +37,29 @@ def run_static(model: PreTrainedModel, asks: Sequence[Ask], batch: int) -> list[
 
 
 def make_engine(
-    model: PreTrainedModel, batch: int, *, token_budget: int = 256, num_blocks: int = 512
+    model: PreTrainedModel | KernelDecoder, batch: int, *, token_budget: int = 256, num_blocks: int = 512
 ) -> BatchingEngine:
-    """An engine of `batch` places without a prefix cache, so that no round profits from the one before."""
+    """An engine of `batch` slots without a prefix cache, so that no round benefits from the one before.
+
+    A kernel brings its own pool, and num_blocks does not count.
+    """
     scheduler = SchedulerOptions(max_running=batch, token_budget=token_budget)
-    return BatchingEngine(model, EngineOptions(num_blocks=num_blocks, prefix_caching=False, scheduler=scheduler))
+    blocks = model.kernel.blocks if isinstance(model, KernelDecoder) else num_blocks
+    return BatchingEngine(model, EngineOptions(num_blocks=blocks, prefix_caching=False, scheduler=scheduler))
 
 
-def run_continuous(model: PreTrainedModel, asks: Sequence[Ask], batch: int) -> list[list[int]]:
+def run_continuous(model: PreTrainedModel | KernelDecoder, asks: Sequence[Ask], batch: int) -> list[list[int]]:
     """All requests submitted at once to an engine that runs `batch` of them at a time."""
+    return _run(make_engine(model, batch), asks)
+
+
+def run_in_groups(model: PreTrainedModel | KernelDecoder, asks: Sequence[Ask], batch: int) -> list[list[int]]:
+    """The same engine, `batch` requests at a time: the next group begins when the longest answer of one is done."""
     engine = make_engine(model, batch)
+    return [row for first in range(0, len(asks), batch) for row in _run(engine, asks[first : first + batch])]
+
+
+def _run(engine: BatchingEngine, asks: Sequence[Ask]) -> list[list[int]]:
     ids = [engine.submit(ask.prompt, ask.max_new_tokens) for ask in asks]
     done = engine.run()
     return [done[i].generated for i in ids]

@@ -63,10 +63,17 @@ def mixed_asks(
     return [Ask(tuple(torch.randint(vocab_size, (n,), generator=generator).tolist()), new) for n, new in pairs]
 
 
-def serve(engine: BatchingEngine, asks: Sequence[Ask], *, sleep: Callable[[float], None] = time.sleep) -> list[Request]:
+def serve(
+    engine: BatchingEngine,
+    asks: Sequence[Ask],
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+    progress: Callable[[int], None] | None = None,
+) -> list[Request]:
     """Plays requests to an idle engine as they arrive and steps until all are done; returns them in order of `asks`.
 
-    A request's times count from its arrival, also where the engine was in the middle of a step when it came.
+    A request's times count from its arrival, also where the engine was in the middle of a step when it came. progress
+    is told after each step how many requests are done.
 
     Raises ValueError if the engine is busy, and as `BatchingEngine.submit` for a request that it cannot serve; before
     the first of them is played, so that none is left half done.
@@ -84,6 +91,8 @@ def serve(engine: BatchingEngine, asks: Sequence[Ask], *, sleep: Callable[[float
             ids[order.pop(0)] = engine.submit(ask.prompt, ask.max_new_tokens, arrival_s=start + ask.arrival_s)
         if engine.busy:
             engine.step()
+            if progress:
+                progress(len(engine.done))
         else:
             sleep(max(0.0, start + asks[order[0]].arrival_s - engine.clock()))
     return [engine.done[ids[i]] for i in range(len(asks))]
@@ -124,10 +133,13 @@ class LoadReport:
     seconds: float
     first_token_ms_p50: float
     first_token_ms_p90: float
+    first_token_ms_p99: float
     per_token_ms_p50: float
     per_token_ms_p90: float
+    per_token_ms_p99: float
     end_to_end_ms_p50: float
     end_to_end_ms_p90: float
+    end_to_end_ms_p99: float
     in_time: int
 
     @property
@@ -156,7 +168,7 @@ def report(requests: Sequence[Request], deadline: Deadline | None = None) -> Loa
     percentiles = {
         f"{name}_p{percent}": float(np.percentile(values, percent)) if values else math.nan
         for name, values in times.items()
-        for percent in (50, 90)
+        for percent in (50, 90, 99)
     }
     return LoadReport(
         requests=len(requests),
