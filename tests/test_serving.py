@@ -14,7 +14,9 @@ import aiohttp
 import numpy as np
 import pytest
 import scripted_server
+from typer.testing import CliRunner
 
+from every_millisecond.cli import app
 from every_millisecond.serving import load, report, servers
 from every_millisecond.serving.client import Answer, ask, check_url
 from every_millisecond.serving.events import EventDecoder
@@ -251,3 +253,19 @@ def test_a_server_that_cannot_be_measured_says_why_before_the_load(url):
         report.run(url, rates=(), requests=1, max_tokens=5, model="usage last")
     with pytest.raises(ValueError, match="expected one like"):
         report.run("localhost:1", rates=(1,), requests=1, max_tokens=5)
+
+
+def test_the_command_line(url, tmp_path):
+    """A learner's own server, from the shell: figures, the stored times, and one sentence for what is wrong."""
+    runner = CliRunner()
+    words = ["load", url, "--requests", "4", "--rates", "50,100", "--model", "no usage", "--out", str(tmp_path)]
+    done = runner.invoke(app, words)
+    assert done.exit_code == 0 and done.output.count("4 of 4 whole") == 2 and "pieces of text" in done.output
+    assert len(list(tmp_path.glob("*-load.json"))) == 1
+    for wrong, words in (
+        (["load", "localhost:1"], "http://localhost:8000"),
+        (["load", url, "--rates", "a"], "--rates 'a'"),
+        (["load", url, "--model", "dies"], "first request failed"),
+    ):
+        done = runner.invoke(app, wrong)
+        assert done.exit_code == 1 and words in " ".join(done.output.split()), done.output

@@ -284,33 +284,58 @@ def gpu_check(
 
 @app.command()
 def load(
+    url: Annotated[
+        str | None, typer.Argument(help="An OpenAI-compatible server; without one, the engine in this process.")
+    ] = None,
     requests: Annotated[int, typer.Option(help="Requests at each load.")] = 1000,
-    loads: Annotated[str, typer.Option(help="Comma-separated; 1 is the rate at which the engine saturates.")] = (
+    rates: Annotated[str, typer.Option(help="Of a server: requests a second, comma-separated.")] = "0.5,1,2",
+    tokens: Annotated[int, typer.Option(help="Of a server: tokens an answer may have.")] = 50,
+    model: Annotated[str | None, typer.Option(help="Of a server: the model's name; default its first.")] = None,
+    first_ms: Annotated[float, typer.Option(help="Of a server: first token within, for goodput.")] = 1000.0,
+    pace_ms: Annotated[float, typer.Option(help="Of a server: time per output token within, for goodput.")] = 100.0,
+    loads: Annotated[str, typer.Option(help="Of the engine: comma-separated; 1 is where it saturates.")] = (
         "0.4,0.6,0.8,1.0,1.3"
     ),
-    slots: Annotated[int, typer.Option(help="Requests that share a step.")] = 8,
-    profile: Annotated[
-        str | None, typer.Option("--profile", "--model", help="Profile, or a model's directory.")
-    ] = None,
+    slots: Annotated[int, typer.Option(help="Of the engine: requests that share a step.")] = 8,
+    profile: Annotated[str | None, typer.Option(help="Of the engine: profile, or a model's directory.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for the dated JSON with every request's times.")] = Path("results"),
 ) -> None:
-    """Load the batching engine in this process at rising rates: latencies, goodput, the knee. Takes minutes."""
+    """Load a server over HTTP, or the batching engine in this process, at rising rates: latencies, goodput, errors."""
     from every_millisecond.laboratory import load_test
+    from every_millisecond.serving import report
 
     try:
         with _progress() as bar:
-            task = bar.add_task("loading the model", total=None)
-            model, vocab_size = load_test.load_model(profile, slots)
-            result = load_test.run_load_test(
-                model, vocab_size=vocab_size, requests=requests, slots=slots,
-                loads=tuple(float(load) for load in loads.split(",")),
-                progress=lambda title, done, of: bar.update(task, description=title, completed=done, total=of),
-            )  # fmt: skip
-        path = load_test.write(result, out)
+            task = bar.add_task("starting", total=None)
+
+            def show(title: str, done: int, of: int) -> None:
+                bar.update(task, description=title, completed=done, total=of)
+
+            if url is not None:
+                found = report.run(
+                    url, rates=_numbers("rates", rates), requests=requests, max_tokens=tokens, model=model,
+                    limits_ms=(first_ms, pace_ms), progress=show,
+                )  # fmt: skip
+                lines, kept = [result.report() for result in found], report.write(url, found, out)
+            else:
+                batched, vocab_size = load_test.load_model(profile, slots)
+                result = load_test.run_load_test(
+                    batched, vocab_size=vocab_size, requests=requests, slots=slots, loads=_numbers("loads", loads),
+                    progress=show,
+                )  # fmt: skip
+                lines, kept = load_test.lines(result), [load_test.write(result, out)]
     except (ValueError, TypeError, RuntimeError, OSError) as error:
         raise _fail(error) from error
-    say(console, "\n".join(load_test.lines(result)))
-    say(console, f"Every request's times: {path}")
+    say(console, "\n".join(lines))
+    say(console, f"Every request's times: {kept[0]}")
+
+
+def _numbers(name: str, text: str) -> tuple[float, ...]:
+    """Numbers separated by commas. Raises ValueError that names the option."""
+    try:
+        return tuple(float(word) for word in text.split(","))
+    except ValueError:
+        raise ValueError(f"--{name} {text!r}; expected numbers separated by commas") from None
 
 
 @app.command()
