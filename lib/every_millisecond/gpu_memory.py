@@ -218,17 +218,18 @@ ANSWER = PROMPT_TOKENS + NEW_TOKENS
 
 
 def _00(book: Book) -> None:
-    book.target(4, "the model, FP32", "float32")
-    book.cache(12, "its cache", ANSWER, "float32")
-    book.cache(12, "the cache of `generate`", ANSWER, "float32")
-    book.rung(19, "float32")
+    book.target(10, "the model, FP32", "float32")
+    book.cache(10, "its cache", ANSWER, "float32")
+    book.cache(12, "the caches of `generate` and of the course's loop", 2 * ANSWER, "float32")
+    book.free("the model, FP32", "its cache", "the caches of `generate` and of the course's loop")
+    book.passing(17, {"the bar's model": model_bytes(book.shape, "float32")})
+    book.rung(22, "float32")
 
 
 def _01(book: Book) -> None:
-    book.target(3, "the model", book.own)
-    book.cache(3, "its cache", ANSWER, book.own)
-    book.hold(22, "three matrices of 8192 rows", 3 * 4 * 8192**2)
-    book.target(30, "a fresh model", book.own)
+    book.passing(4, {"the bar's model": model_bytes(book.shape, "float32")})
+    book.target(14, "the model, FP32", "float32")
+    book.cache(16, "its cache", ANSWER, "float32")
 
 
 def _02(book: Book) -> None:
