@@ -278,15 +278,13 @@ def _06(book: Book) -> None:
 
 
 def _07(book: Book) -> None:
-    book.target(4, "the model in 16 bits", book.half)
-    book.cache(4, "its cache", ANSWER, book.half)
-    book.target(16, "the model, FP32", "float32")
-    book.cache(16, "the cache that is looked at", PROMPT_TOKENS, "float32")
-    book.cache(30, "the caches of `generate`", 2 * ANSWER, "float32")
-    book.scored(36, tokens=769)
-    book.scored(39, texts=2, tokens=500)
-    book.cache(45, "caches of 4,096 tokens", 2 * 4096, book.half)
-    book.free("caches of 4,096 tokens")
+    book.passing(4, {"the bar's model": model_bytes(book.shape, "float32")})
+    book.target(10, "the model in 16 bits", book.half)
+    book.cache(10, "the cache that is looked at", PROMPT_TOKENS, book.half)
+    book.cache(19, "the caches of `generate`", 2 * ANSWER, book.half)
+    book.scored(23, tokens=513)
+    book.cache(25, "one layer's caches", 4 * 8000 // book.shape.layers, "float32")
+    book.calls["from_model"] += 1  # cell 27: on a CPU alone
 
 
 def _08(book: Book) -> None:
