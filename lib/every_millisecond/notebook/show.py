@@ -15,7 +15,18 @@ from matplotlib.figure import Figure
 from every_millisecond.notebook.outcome import Interval, against_physics, choose, outcome
 from llm_latency import hardware
 
-__all__ = ["Interval", "against_physics", "choose", "figure", "here", "machine", "outcome", "source", "verdict"]
+__all__ = [
+    "Interval",
+    "against_physics",
+    "choose",
+    "figure",
+    "here",
+    "in_run",
+    "machine",
+    "outcome",
+    "source",
+    "verdict",
+]
 
 
 def source(*objects: object) -> None:
@@ -53,6 +64,12 @@ def figure(fig: Figure, *, alt: str, here: str = "") -> None:
 def here(text: str) -> None:
     """Print a line that is true on this machine only. (nbval compares nothing after the colon.)"""
     print(f"on this machine: {text}")
+
+
+def in_run(text: str) -> None:
+    """Print a line of the recorded run that a notebook has chosen: which one depends on the machine, and so does the
+    line. (nbval compares nothing after the colon.)"""
+    print(f"in this run: {text}")
 
 
 def machine() -> dict[str, str | int | float | bool | None]:

@@ -241,8 +241,8 @@ CONTENDERS: list[Contender] = [
     Contender("hf-assisted", "transformers assisted, BF16", _hf_assisted(torch.bfloat16), draft="plain"),
     Contender("torchao-int8", "torchao INT8 in transformers", _torchao(8), **TORCHAO),
     Contender("torchao-int4", "torchao INT4 in transformers", _torchao(4), **TORCHAO),
-    Contender("torchao-int8-compiled", "the same INT8, compiled", _torchao(8, True), **TORCHAO),
-    Contender("torchao-int4-compiled", "the same INT4, compiled", _torchao(4, True), **TORCHAO),
+    Contender("torchao-int8-compiled", "torchao INT8, compiled", _torchao(8, True), **TORCHAO),
+    Contender("torchao-int4-compiled", "torchao INT4, compiled", _torchao(4, True), **TORCHAO),
     Contender("llama-cpp", "llama.cpp, same GGUF", _llama_cpp(), **LLAMA_CPP),
     Contender("llama-cpp-plain", "llama.cpp, same GGUF, not repacked", _llama_cpp(repack=False), **LLAMA_CPP),
     Contender("llama-cpp-lookup", "llama.cpp, same GGUF, prompt lookup", _llama_cpp(lookup=True), **LLAMA_CPP),
@@ -252,9 +252,7 @@ CONTENDERS: list[Contender] = [
     Contender("fast-int4", "FastDecoder INT4, head INT8", _fast("int4"), ours=True),
     Contender("fast-int4-all", "FastDecoder INT4, head too", _fast("int4", head="int4"), ours=True),
     Contender("fast-int8-dynamic", "FastDecoder INT8 x INT8", _fast("int8_dynamic"), ours=True),
-    Contender(
-        "speculative-plain", "FastDecoder BF16, the same plain draft", _speculative("bfloat16", "plain"), **PLAIN
-    ),
+    Contender("speculative-plain", "FastDecoder BF16, plain draft", _speculative("bfloat16", "plain"), **PLAIN),
     Contender(
         "speculative", "FastDecoder BF16, conditioned draft", _speculative("bfloat16", "conditioned"), **CONDITIONED
     ),
