@@ -269,12 +269,13 @@ def _05(book: Book) -> None:
 
 
 def _06(book: Book) -> None:
-    book.target(4, "the model in 16 bits", book.half)
-    book.cache(4, "its cache", ANSWER, book.half)
-    book.target(37, "the model, FP32, attention by hand", "float32")
-    book.passing(40, {"scores of 3 heads and 4096 tokens": 4 * 3 * 4 * 4096**2})
-    book.target(51, "the model, FP32, SDPA", "float32")
-    book.scores(51, 1024)
+    book.passing(4, {"the bar's model": model_bytes(book.shape, "float32")})
+    book.target(19, "the model in 16 bits", book.half)
+    group = book.shape.heads // book.shape.kv_heads
+    book.passing(21, {"scores of a KV head's queries, 4096 tokens": 4 * 4 * group * 4096**2})
+    book.hold(24, "buffers for scores, five lengths", 3 * 2 * group * 2 * 2048**2)
+    book.cache(28, "its cache", 1024, book.half)
+    book.scores(28, 1024)
 
 
 def _07(book: Book) -> None:
