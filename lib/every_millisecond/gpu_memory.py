@@ -27,7 +27,6 @@ RESERVE = 750_000_000  # bytes of a process that no tensor of ours accounts for
 GOALS_GB = {"smollm2-135m": 4, "smollm2-1.7b": 15, "qwen2.5-7b": 40, "llama-7b-shape": 40}
 CARD_OF = {"smollm2-135m": "T4", "smollm2-1.7b": "T4", "qwen2.5-7b": "A100-40GB-SXM", "llama-7b-shape": "A100-40GB-SXM"}
 OLD = ("T4",)  # cards that do not multiply BF16: a fast decoder's cache is FP32 there
-LARGE_GB = 22  # notebook 10 replays its cycles on a model in Llama-2-7B's shape where a card has so much
 READING = 512  # tokens of the text that quality is read from
 SLOTS = 2048  # of a fast decoder's cache, unless the model's own limit is lower
 # While a matrix is rounded, FP32 intermediates lie beside it: so many times its FP32 bytes, at most.
@@ -233,39 +232,38 @@ def _01(book: Book) -> None:
 
 
 def _02(book: Book) -> None:
-    book.target(3, "the model, FP32", "float32")
-    book.cache(29, "its cache", 1024, "float32")
-    book.scores(31, 1024)
+    book.target(7, "the model, FP32", "float32")
+    book.cache(11, "its cache", 2 * PROMPT_TOKENS + 256, "float32")
+    book.cache(24, "caches of three lengths", 64 + 256 + 512 + 18, "float32")
+    book.scores(24, 512)
 
 
 def _03(book: Book) -> None:
-    book.target(4, "the model, FP32", "float32")
-    book.cache(4, "its cache", 2 * READING, "float32")
-    layers = 4 * sum(out * into for out, into in book.shape.layer_matrices()) * 4
-    book.passing(21, {"the matrices of four layers, FP32": layers})
+    book.target(7, "the model, FP32", "float32")
+    book.hold(16, "memory to sum, and to multiply with", 4 * 2**26)
+    book.cache(16, "its cache", 512, "float32")
+    book.scores(16, 512)
 
 
 def _04(book: Book) -> None:
-    book.target(2, "the model, FP32", "float32")
-    book.cache(4, "the cache that grows", 2 * READING, "float32")
-    book.cache(13, "a static cache, 512 slots", 512, "float32")
-    book.scored(13, tokens=PROMPT_TOKENS)
-    book.cache(28, "a static cache, 4096 slots", 4096, "float32")
+    book.target(7, "the model, FP32", "float32")
+    book.cache(17, "a static cache, 512 slots", 512, "float32")
+    book.cache(19, "the cache that grows", 520, "float32")
+    book.scores(19, 512)
+    book.cache(21, "two more that grow", 64 + 512 + 32, "float32")
+    book.cache(31, "a static cache, 4096 slots", 4096, "float32")
 
 
 def _05(book: Book) -> None:
-    book.target(5, "the model, FP32", "float32")
+    book.target(8, "the model, FP32", "float32")
+    book.target(8, "the model in 16 bits", book.half)
     layers = 4 * sum(out * into for out, into in book.shape.layer_matrices()) * 4
-    book.passing(7, {"the matrices of four layers, FP32": layers})
-    book.target(9, "the model in 16 bits", book.half)
-    book.target(9, "a second FP32 model, until it takes the first one's weights", "float32")
-    book.free("a second FP32 model, until it takes the first one's weights")
-    book.cache(13, "caches", 3 * ANSWER, "float32")
-    book.scored(14)
-    book.scores(24, 1024)
-    layer = sum(out * into for out, into in book.shape.layer_matrices()) * (2 + 4)
-    book.calls["deepcopy"] += 1
-    book.passing(31, {"a layer, copied and in FP32": layer})
+    book.passing(8, {"the matrices of four layers, FP32": layers})
+    book.cache(18, "a static cache, 512 slots", 512, book.half)
+    book.scored(20)
+    book.cache(22, "caches that grow", 3 * ANSWER, "float32")
+    gates = book.shape.layers * book.shape.ffn * book.shape.hidden
+    book.hold(25, "gate matrices in the other 16-bit format", 2 * gates)
 
 
 def _06(book: Book) -> None:
@@ -289,81 +287,100 @@ def _07(book: Book) -> None:
 
 
 def _08(book: Book) -> None:
-    book.target(4, "the model, FP32", "float32")
-    book.copied(4, "a copy in BF16", "float32", "bfloat16")
-    book.target(19, "a model for INT4", "bfloat16")
-    matrices = book.shape.layers * sum(packed_bytes(*m, "int4", False) for m in book.shape.layer_matrices())
-    ends = (1 if book.shape.tied else 2) * FORMATS["bfloat16"].nbytes(book.shape.vocab, book.shape.hidden)
-    book.passing(19, {"its INT4 layers": matrices})
-    book.free("a model for INT4")
-    book.hold(19, "the model with INT4 layers", matrices + ends)
-    book.decoder(22, "the decoder in FP32", "float32")
-    book.decoder(22, "the decoder in BF16", "bfloat16")
-    book.decoder(22, "the decoder in INT8, with copies", "int8")
-    book.decoder(22, "the decoder in INT4 throughout, with copies", "int4", head="int4")
-    book.decoder(22, "the decoder in INT4, with copies", "int4", head="int8")
-    book.scored(36)
-    book.passing(38, {"matrices to be put back": 4 * book.shape.layers * book.shape.ffn * book.shape.hidden})
-    rounded = 4 * book.shape.layers * sum(out * into for out, into in book.shape.layer_matrices())
-    book.passing(42, {"all matrices, to be put back": rounded})
-    book.decoder(44, "INT8 without copies", "int8", copies=False)
-    book.decoder(44, "INT4 without copies", "int4", copies=False)
-    book.calls["from_model"] += 1  # cell 51: on a CPU alone
-    book.calls["load_target"] += 1  # cell 57: where torchao is installed, in `make peers` alone
+    own, shape = book.own, book.shape
+    book.target(10, "the model", own)
+    book.calls["from_model"] += 1  # cell 14: all formats in one call
+    kinds = {"BF16": "bfloat16", "INT8": "int8", "INT4": "int4", "INT4, head INT8": "int4"}
+    kinds = ({"FP32": "float32"} if own == "float32" else {}) | kinds
+    for name, weights in kinds.items():
+        head = "int4" if name == "INT4" else None
+        book.held[name] = decoder_bytes(shape, weights, source=own, head=head, copies=False, bf16=book.bf16)
+        book.passing(14, {"rounding": rounding_bytes(shape, weights, head)})
+    book.calls["load_target"] += 1  # cell 18: the model itself where it is in 16 bits already
+    if own == "float32":
+        book.hold(18, "the model in BF16", model_bytes(shape, "bfloat16"))
+        book.free("the model in BF16")
+    # A tied head or an embedding in the model's own dtype stays with the decoders that share it.
+    book.held["the model"] = FORMATS[own].nbytes(shape.vocab, shape.hidden) * (1 if shape.tied else 2)
+    book.scored(24)
+    book.free("the model", *kinds)
+    book.target(25, "the model again", own)
+    book.passing(25, {"matrices to be rounded, FP32": 4 * shape.vocab * shape.hidden * 3})
+    book.calls["from_model"] += 1  # cell 28: three formats in one call
+    for name, weights in (("BF16", "bfloat16"), ("INT8", "int8"), ("INT4", "int4")):
+        book.held[name] = decoder_bytes(shape, weights, source=own, copies=False, bf16=book.bf16)
+        book.passing(28, {"rounding": rounding_bytes(shape, weights)})
+    book.calls["from_model"] += 1  # cell 29: on a CPU alone
+
+
+def _09(book: Book) -> None:
+    own, shape = book.own, book.shape
+    book.target(8, "the model", own)
+    book.decoder(8, "the lean decoder", "int4", own, copies=False)
+    book.target(8, "the model again, to be quantised", own)
+    book.free("the model again, to be quantised")
+    matrices = shape.layers * sum(packed_bytes(*m, "int4", False) for m in shape.layer_matrices())
+    ends = FORMATS[own].nbytes(shape.vocab, shape.hidden) + packed_bytes(shape.vocab, shape.hidden, "int8", False)
+    book.hold(8, "the model in INT4", matrices + ends)
+    book.calls["from_model"] += 1  # cell 21: the kernel, on a CPU alone
+    book.decoder(24, "the lean decoder, compiled", "int4", own, copies=False)
+    book.decoder(24, "the lean decoder as a graph", "int4", own, copies=False)
+    book.hold(24, "as many bytes as a step reads", book.held["the lean decoder"])
+    book.calls["from_model"] += 3  # cells 26, 28, 30: a twin 64 wide; the kernel and its rival, on a CPU alone
 
 
 def _10(book: Book) -> None:
-    book.target(4, "the model, FP32", "float32")
-    book.decoder(4, "our target, BF16", "bfloat16")
-    book.decoder(4, "the decoder in INT4, with copies", "int4")
-    book.draft(13, "the draft, FP32", "float32")
-    draft = PAIRS[book.profile][1]
-    book.calls["load_draft"] += 1
-    book.hold(25, "the draft that decodes", 2 * model_bytes(draft, book.own))
-    book.decoder(28, "the decoder in FP32", "float32")
-    book.decoder(39, "the decoder in BF16", "bfloat16")
-    book.scored(60, tokens=ANSWER)
-    book.decoder(63, "a copy of the target as its draft", "bfloat16")
-    book.calls["load_target"] += 1
-    book.calls["load_draft"] += 1
-    book.calls["from_model"] += 1
-    if book.card_gb >= LARGE_GB:
-        for large in PAIRS["llama-7b-shape"]:
-            book.hold(67, large.name, model_bytes(large, "bfloat16"))
-            added = decoder_bytes(large, "bfloat16", source="bfloat16", bf16=book.bf16)
-            book.hold(67, f"its decoder, {large.name}", added)
+    draft, shape = PAIRS[book.profile][1], book.shape
+    book.passing(3, {"the bar's model": model_bytes(shape, "float32")})
+    book.hold(12, "the model", model_bytes(shape, book.own))
+    added = decoder_bytes(shape, "bfloat16", source=book.own, bf16=book.bf16)
+    book.hold(12, "our target, BF16", added)
+    book.hold(12, "the draft that decodes", 2 * model_bytes(draft, book.own))
+    rows = 4096 + 2 * shape.hidden  # the head's rows, and the matrix that joins embedding and feature
+    layer = sum(out * into for out, into in shape.layer_matrices()) + rows * shape.hidden
+    book.hold(12, "an untrained layer as draft", FORMATS[book.own].bits // 8 * layer)
+    book.calls["from_model"] += 2  # cells 15 and 30: on a CPU alone
+    book.free("the model", "our target, BF16", "the draft that decodes", "an untrained layer as draft")
+    book.rung(35, book.own, "int4")
 
 
 def _11(book: Book) -> None:
     fast = "bfloat16" if book.bf16 else "float32"
-    book.target(3, "the model", fast)
-    book.cache(4, "its cache", ANSWER, fast)
-    book.target(24, "the model, FP32", "float32")
-    book.cache(24, "pages", 8 * 16, "float32")
-    book.free("the model, FP32", "pages")
-    book.cache(28, "pages of an engine, and of the one before", 2 * 512 * 16, fast)
+    book.passing(3, {"the bar's model": model_bytes(book.shape, "float32")})
+    book.target(10, "the model", fast)
+    book.calls["load_target"] += 1  # cell 10: either the kernel's model or this one
+    book.calls["from_model"] += 3  # cells 10 and 13: on a CPU alone
+    book.cache(17, "its cache", ANSWER, fast)
+    book.cache(17, "pages of three engines", 3 * 512 * 16, fast)
 
 
 def _12(book: Book) -> None:
-    book.target(3, "the model, FP32", "float32")
-    book.cache(3, "its cache", ANSWER, "float32")
-    book.cache(25, "pages of two engines", 2 * 64 * 16, "float32")
+    book.passing(4, {"the bar's model": model_bytes(book.shape, "float32")})
+    book.target(14, "the model in 16 bits", book.half)
+    book.cache(14, "the kept beginning", PROMPT_TOKENS, book.half)
+    for name in ("the decoder that reads all", "the decoder that keeps a beginning"):
+        book.decoder(15, name, "bfloat16", source=book.half)
+    book.calls["from_model"] += 2  # the kernel's, on a CPU alone
 
 
 def _13(book: Book) -> None:
-    book.rung(6, "float32")
-    book.rung(6, book.own, "int4")
-    book.target(14, "the model, FP32", "float32")
-    book.decoder(14, "the decoder in INT4, with copies", "int4")
-    book.scored(14, texts=2)
-    book.target(16, "a model for INT2", "float32")
-    book.decoder(17, "the decoder in FP32", "float32")
-    book.scored(17, texts=2)
+    book.passing(4, {"the bar's model": model_bytes(book.shape, "float32")})
+    book.target(15, "the model in 16 bits", book.half)
+    book.copied(15, "a copy in 4 bits", book.half, book.half)
+    book.scored(15, texts=2)
+    book.hold(18, "a copy in 2 bits", model_bytes(book.shape, book.half))
+    book.decoder(18, "the decoder that miscounts", "bfloat16", source=book.half)
+    book.scored(18, texts=2)
+    book.cache(20, "ten answers", 10 * 128, book.half)
+    book.free(
+        "the model in 16 bits", "a copy in 4 bits", "a copy in 2 bits", "the decoder that miscounts", "ten answers"
+    )
+    book.rung(31, book.own, "int4")
 
 
 NOTEBOOKS: dict[str, Callable[[Book], None]] = {
     "00": _00, "01": _01, "02": _02, "03": _03, "04": _04, "05": _05, "06": _06,
-    "07": _07, "08": _08, "10": _10, "11": _11, "12": _12, "13": _13,
+    "07": _07, "08": _08, "09": _09, "10": _10, "11": _11, "12": _12, "13": _13,
 }  # fmt: skip
 
 
