@@ -113,6 +113,13 @@ for i in range(20):
 """
 
 
+def test_a_stages_colour_is_nobody_elses():
+    """A method in decode's orange reads as decode (first edition: attention in a breakdown, lines by format)."""
+    stages = {colour.lower() for colour in plots.STAGE_COLOURS.values()}
+    methods = [colour.lower() for colour in plots.METHOD_COLOURS]
+    assert stages.isdisjoint(methods) and len(set(methods)) == len(plots.METHOD_MARKERS) == len(methods)
+
+
 def test_two_writers_lose_nothing(card, tmp_path):
     """Kind 36: two notebooks at once, each of which read the card, added its row and wrote it back without the other's;
     and a card of mode 0600, which the next user of the folder cannot read."""

@@ -1,7 +1,7 @@
 """One look for every picture of the course: fixed colours, direct labels, readable in grey.
 
-The colours are Okabe and Ito's (2008), which readers with any of the common colour-vision deficiencies can tell apart;
-where two bars meet, hatching says it a second time.
+The stages' colours are Okabe and Ito's (2008), the methods' partly Paul Tol's: readers with any of the common
+colour-vision deficiencies can tell them apart. Where two bars meet, hatching says it a second time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ STAGES = ("tokenise", "prefill", "decode", "detokenise")
 STAGE_COLOURS = {"tokenise": "#E69F00", "prefill": "#0072B2", "decode": "#D55E00", "detokenise": "#009E73"}
 STAGE_HATCHES = {"tokenise": "..", "prefill": "//", "decode": "", "detokenise": "xx"}
 OTHER_COLOUR = "#999999"
-METHOD_COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000"]
+# For what is compared, and for nothing that is a stage: indigo, olive, wine, pink, sky, black, grey.
+METHOD_COLOURS = ["#332288", "#999933", "#882255", "#CC79A7", "#56B4E9", "#000000", "#777777"]
 METHOD_MARKERS = ["o", "s", "^", "D", "v", "P", "X"]
 
 
