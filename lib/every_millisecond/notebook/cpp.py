@@ -29,7 +29,8 @@ def build(source: str) -> ctypes.CDLL:
     written, made = folder / "cell.cpp", folder / "cell.so"
     written.write_text(source, encoding="utf-8")
     native = f"-m{'arch' if platform.machine() in ('x86_64', 'AMD64') else 'cpu'}=native"
-    flags = ["-std=c++17", "-O3", native, "-fPIC", "-shared", "-pthread"]
+    # Not -O3: GCC then unrolls a loop over the 16 bytes of a group before it thinks of vectors: four times slower.
+    flags = ["-std=c++17", "-O2", "-ftree-vectorize", native, "-fPIC", "-shared", "-pthread"]
     command = [*kernel_library.compiler(), *flags, str(written), "-o", str(made)]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:
