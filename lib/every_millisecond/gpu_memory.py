@@ -303,13 +303,9 @@ def _08(book: Book) -> None:
     # A tied head or an embedding in the model's own dtype stays with the decoders that share it.
     book.held["the model"] = FORMATS[own].nbytes(shape.vocab, shape.hidden) * (1 if shape.tied else 2)
     book.scored(24)
-    book.free("the model", *kinds)
+    book.free("the model", "INT4", *(["FP32"] if own == "float32" else []))
     book.target(25, "the model again", own)
-    book.passing(25, {"matrices to be rounded, FP32": 4 * shape.vocab * shape.hidden * 3})
-    book.calls["from_model"] += 1  # cell 28: three formats in one call
-    for name, weights in (("BF16", "bfloat16"), ("INT8", "int8"), ("INT4", "int4")):
-        book.held[name] = decoder_bytes(shape, weights, source=own, copies=False, bf16=book.bf16)
-        book.passing(28, {"rounding": rounding_bytes(shape, weights)})
+    book.passing(25, {"a matrix being rounded, FP32": 4 * shape.vocab * shape.hidden * 3})
     book.calls["from_model"] += 1  # cell 29: on a CPU alone
 
 
@@ -365,17 +361,17 @@ def _12(book: Book) -> None:
 
 def _13(book: Book) -> None:
     book.passing(4, {"the bar's model": model_bytes(book.shape, "float32")})
-    book.target(15, "the model in 16 bits", book.half)
-    book.copied(15, "a copy in 4 bits", book.half, book.half)
-    book.scored(15, texts=2)
-    book.hold(18, "a copy in 2 bits", model_bytes(book.shape, book.half))
-    book.decoder(18, "the decoder that miscounts", "bfloat16", source=book.half)
-    book.scored(18, texts=2)
-    book.cache(20, "ten answers", 10 * 128, book.half)
+    book.target(14, "the model in 16 bits", book.half)
+    book.copied(14, "a copy in 4 bits", book.half, book.half)
+    book.scored(14, texts=2)
+    book.hold(17, "a copy in 2 bits", model_bytes(book.shape, book.half))
+    book.decoder(17, "the decoder that miscounts", "bfloat16", source=book.half)
+    book.scored(17, texts=2)
+    book.cache(19, "ten answers", 10 * 128, book.half)
     book.free(
         "the model in 16 bits", "a copy in 4 bits", "a copy in 2 bits", "the decoder that miscounts", "ten answers"
     )
-    book.rung(31, book.own, "int4")
+    book.rung(30, book.own, "int4")
 
 
 NOTEBOOKS: dict[str, Callable[[Book], None]] = {
