@@ -369,7 +369,8 @@ def slots_filling(prompt: int = 4, steps: int = 3) -> Figure:
         ax.text(13.4 + size * room + 0.15, y + 0.42, f"+{new}", ha="left", va="center", fontsize=12, color=INK)
     for x, total in ((2.9, sum(prompt + row for row in range(steps + 1))), (13.4, prompt + steps)):
         ax.text(x, 1.85, f"{total} tokens computed", ha="left", va="center", fontsize=12, fontweight="bold", color=INK)
-    for x, colour, text in ((0.1, computed, "computed in this pass (right: and written)"), (9.0, stored, "read from its slot"),
+    for x, colour, text in ((0.1, computed, "computed in this pass (right: and written)"),
+                            (9.0, stored, "read from its slot"),
                             (14.6, "white", "a free slot (a cache of fixed size has them)")):  # fmt: skip
         box(ax, x, 0.35, size, 0.75, "", colour)
         ax.add_patch(plt.Rectangle((x, 0.35), size, 0.75, facecolor="none", edgecolor="#777777"))
