@@ -66,7 +66,7 @@ def request_in_time() -> Figure:
 
 def host_and_device(launch: float = 1.0, kernel: float = 1.7, wake: float = 0.7) -> Figure:
     """The same four kernels twice: one wait at the end, and one after each, which leaves the device idle."""
-    fig, ax = canvas(11, 4.6, 19, 9.6, "A host that orders and a device that works")
+    fig, ax = canvas(11, 4.6, 19, 9.6, "A host that launches, a device that works")
     for y, title in ((6.7, "one wait,\nat the end"), (2.3, "a wait after\neach kernel")):
         ax.text(0.1, y, title, ha="left", va="center", fontsize=12, fontweight="bold", color=INK)
         for dy, name in ((0.7, "host"), (-0.7, "device")):
