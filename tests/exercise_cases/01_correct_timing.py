@@ -3,6 +3,22 @@
 WRONG = {
     "stage_times": [
         (
+            "grouped by name",
+            "in another order than they are listed in",
+            """
+            marks = []
+            for name, work in sorted(stages, key=lambda stage: stage[0]):
+                begin = stream.record_event()
+                stream.launch(work)
+                marks.append((name, begin, stream.record_event()))
+            stream.synchronize()
+            times = {}
+            for name, begin, end in marks:
+                times[name] = times.get(name, 0) + begin.elapsed_time(end)
+            return times
+        """,
+        ),
+        (
             "the host's clock around the launch",
             "that is the launch. The clock did not wait",
             """
@@ -341,7 +357,12 @@ RIGHT = {
         return cuts[9], cuts[1], cuts[17]
     """
     ],
-    "faulty_lines": ["return [6, 8, 11, 3]"],
+    "faulty_lines": [
+        """
+            return frozenset((3, 6, 9, 11))
+        """,
+        "return [6, 8, 11, 3]",
+    ],
     "benchmark": [
         """
         samples = {}

@@ -347,6 +347,14 @@ WRONG = {
     ],
     "mended_rate": [
         (
+            "two tokens are too few",
+            "for two tokens the mended rate is None",
+            """
+            steps = len(ids) - prompt_tokens - 1
+            return 1000 * steps / (total_ms - prefill_ms) if steps > 1 else None
+        """,
+        ),
+        (
             "not mended",
             "The prompt's tokens are still counted",
             """

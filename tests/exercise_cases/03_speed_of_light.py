@@ -135,6 +135,24 @@ WRONG = {
     ],
     "least_batch": [
         (
+            "a batch of none",
+            "a batch holds 1 at least",
+            """
+            slope = flops / (tflops * 1e12) - cache_bytes / (gbps * 1e9)
+            return None if slope <= 0 else math.ceil(weight_bytes / (gbps * 1e9) / slope)
+        """,
+        ),
+        (
+            "a search that ends early",
+            "Does a search end too early?",
+            """
+            for batch in range(1, 1000):
+                if batch * flops / (tflops * 1e12) >= (weight_bytes + batch * cache_bytes) / (gbps * 1e9):
+                    return batch
+            return None
+        """,
+        ),
+        (
             "no cache",
             "that grows with the batch",
             """

@@ -36,6 +36,19 @@ WRONG = {
     ],
     "kv_cache": [
         (
+            "all written anew",
+            "what is stored is copied at every step",
+            """
+            end = self.tokens + k.shape[2]
+            if end > self.keys.shape[2]:
+                raise ValueError("full")
+            self.keys[:, :, :end] = torch.cat([self.keys[:, :, : self.tokens], k], 2)
+            self.values[:, :, :end] = torch.cat([self.values[:, :, : self.tokens], v], 2)
+            self.tokens = end
+            return self.keys[:, :, :end], self.values[:, :, :end]
+        """,
+        ),
+        (
             "grows",
             "is another buffer than at the start",
             """
@@ -363,6 +376,15 @@ RIGHT = {
     "tokens_read": ["return new * prompt + new * (new - 1) // 2, prompt + (new - 1)"],
     "kv_cache": [
         """
+            where = torch.arange(self.tokens, self.tokens + k.shape[2])
+            if where[-1] >= self.keys.shape[2]:
+                raise ValueError("no room")
+            for buffer, new in ((self.keys, k), (self.values, v)):
+                buffer.index_copy_(2, where, new)
+            self.tokens += len(where)
+            return [self.keys[..., : self.tokens, :], self.values[..., : self.tokens, :]]
+        """,
+        """
         new = k.shape[2]
         if new > self.keys.shape[2] - self.tokens:
             raise ValueError("the cache is full")
@@ -370,7 +392,7 @@ RIGHT = {
             buffer.narrow(2, self.tokens, new).copy_(x)
         self.tokens += new
         return [buffer.narrow(2, 0, self.tokens) for buffer in (self.keys, self.values)]
-    """
+    """,
     ],
     "cache_bytes": [
         """

@@ -220,6 +220,32 @@ WRONG = {
     ],
     "choose_buckets": [
         (
+            "squares",
+            "padding squared",
+            """
+            different = sorted(set(lengths))
+
+            def padding(buckets):
+                return sum((lambda bucket: (bucket - n) ** 2)(min(b for b in buckets if b >= n)) for n in lengths)
+
+            choices = itertools.combinations(different[:-1], min(graphs, len(different)) - 1)
+            return list(min(((*choice, different[-1]) for choice in choices), key=padding))
+        """,
+        ),
+        (
+            "shares of the lengths",
+            "taken as a share of its length",
+            """
+            different = sorted(set(lengths))
+
+            def padding(buckets):
+                return sum((lambda bucket: bucket / n)(min(b for b in buckets if b >= n)) for n in lengths)
+
+            choices = itertools.combinations(different[:-1], min(graphs, len(different)) - 1)
+            return list(min(((*choice, different[-1]) for choice in choices), key=padding))
+        """,
+        ),
+        (
             "even steps",
             "Are the buckets evenly spaced?",
             """

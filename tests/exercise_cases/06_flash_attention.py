@@ -110,6 +110,40 @@ WRONG = {
     ],
     "blocked": [
         (
+            "blocks of scores, all values",
+            "keys (or values) at once",
+            """
+            rows = []
+            for i in range(len(q)):
+                n = i + len(k) - len(q) + 1
+                scores = [q[i : i + 1] @ k[a : min(a + block, n)].T for a in range(0, n, block)]
+                rows.append((torch.cat(scores, 1) / math.sqrt(q.shape[1])).softmax(1) @ v[:n])
+            return torch.cat(rows)
+        """,
+        ),
+        (
+            "the library function",
+            "keys (or values) at once",
+            """
+            padded = torch.cat([torch.zeros(len(k) - len(q), q.shape[1]), q])
+            heads = (x[None, None] for x in (padded, k, v))
+            return torch.nn.functional.scaled_dot_product_attention(*heads, is_causal=True)[0, 0, len(k) - len(q) :]
+        """,
+        ),
+        (
+            "all of it in numpy",
+            "left torch (numpy)",
+            """
+            import numpy as np
+
+            queries, keys, values = q.numpy(), k.numpy(), v.numpy()
+            scores = queries @ keys.T / math.sqrt(q.shape[1])
+            scores = np.where(np.triu(np.ones_like(scores), len(k) - len(q) + 1) > 0, -np.inf, scores)
+            weights = np.exp(scores - scores.max(1, keepdims=True))
+            return torch.from_numpy(weights / weights.sum(1, keepdims=True) @ values)
+        """,
+        ),
+        (
             "no maximum",
             "is a row's maximum subtracted before exp?",
             """
@@ -147,6 +181,18 @@ WRONG = {
         ("a block too long", "raised RuntimeError", LOOP.replace("v[start : start + block])", "v[start : start + 1])")),
     ],
     "masked_update": [
+        (
+            "only NaN is filled",
+            "A hidden slot held infinity",
+            """
+            scores = scores.masked_fill(~allowed, -torch.inf)
+            new = torch.maximum(m, scores.amax(1, keepdim=True))
+            origin = torch.where(new == -torch.inf, 0.0, new)
+            shrink, weights = torch.exp(m - origin), torch.exp(scores - origin)
+            values = torch.where(values.isnan(), 0.0, values)
+            return new, l * shrink + weights.sum(1, keepdim=True), acc * shrink + weights @ values
+        """,
+        ),
         ("-inf minus -inf", "-inf - -inf is NaN", MASKED.replace("m_new.masked_fill(m_new == -torch.inf, 0)", "m_new")),
         ("a large negative number", "they weigh exp(0) = 1", MASKED.replace("~allowed, -torch.inf", "~allowed, -1e9")),
         (
@@ -185,6 +231,19 @@ RIGHT = {
     ],
     "blocked": [
         """
+            past, out = len(k) - len(q), torch.empty(len(q), v.shape[1])
+            for i in range(len(q)):
+                m, l, acc = torch.tensor([[-torch.inf]]), torch.zeros(1, 1), torch.zeros(1, v.shape[1])
+                for a in range(0, i + past + 1, block):
+                    e = min(i + past + 1, a + block)
+                    scores = q[i : i + 1] @ k[a:e].T / math.sqrt(q.shape[1])
+                    new = torch.maximum(m, scores.amax())
+                    shrink, weights = (m - new).exp(), (scores - new).exp()
+                    m, l, acc = new, l * shrink + weights.sum(), acc * shrink + weights @ v[a:e]
+                out[i] = acc[0] / l[0]
+            return out
+        """,
+        """
         n, s = q.shape[0], k.shape[0]
         rows = []
         for i in range(n):  # a row at a time, its keys in blocks
@@ -198,7 +257,7 @@ RIGHT = {
                 acc, m = acc * math.exp(m - new) + weights @ v[part], new
             rows.append(acc / l)
         return torch.stack(rows)
-    """
+    """,
     ],
     "masked_update": [
         """

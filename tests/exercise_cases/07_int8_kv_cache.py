@@ -2,6 +2,22 @@
 
 WRONG = {
     "quantise": [
+        (
+            "a least scale that is too large",
+            "Is the least scale",
+            """
+            scales = (x.abs().amax(dim, keepdim=True) / 127).clamp(min=1e-3)
+            return (x / scales).round().to(torch.int8), scales
+        """,
+        ),
+        (
+            "a little added to each scale",
+            "added to every scale",
+            """
+            scales = x.abs().amax(dim, keepdim=True) / 127 + 1e-6
+            return (x / scales).round().to(torch.int8), scales
+        """,
+        ),
         ("the other dimension", "Is it another dimension", """
             scales = (x.abs().amax(dim=1 - dim, keepdim=True) / 127).clamp(min=1e-12)
             return (x / scales).round().to(torch.int8), scales
@@ -87,6 +103,17 @@ WRONG = {
         """),
     ],
     "append": [
+        (
+            "minus nothing",
+            "x[-0:] is all of x",
+            """
+            both = torch.cat([cache.exact, x])
+            old, cache.exact = both[: -cache.residual], both[-cache.residual :]
+            codes, scales = quantise(old, 1)
+            cache.codes = torch.cat([cache.codes, codes])
+            cache.scales = torch.cat([cache.scales, scales])
+        """,
+        ),
         ("everything becomes codes", "0 tokens are exact", """
             codes, scales = quantise(x, dim=1)
             cache.codes = torch.cat([cache.codes, codes])
@@ -113,6 +140,19 @@ WRONG = {
         """),
     ],
     "crop": [
+        (
+            "wiped in place",
+            "wrote into the cache",
+            """
+            held = len(cache.codes) + len(cache.exact)
+            if n < 0 or n > held:
+                raise ValueError(n)
+            kept = held - n
+            exact = max(0, kept - len(cache.codes))
+            cache.exact[exact:] = 0
+            cache.exact, cache.codes, cache.scales = cache.exact[:exact], cache.codes[:kept], cache.scales[:kept]
+        """,
+        ),
         ("minus zero", "x[:-0] is x[:0]", """
             if n < 0 or n > len(cache.codes) + len(cache.exact):
                 raise ValueError(n)

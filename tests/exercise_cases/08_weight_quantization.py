@@ -90,6 +90,16 @@ WRONG = {
         """),
     ],
     "choose_group": [
+        (
+            "divides the matrix",
+            "does not divide the row width",
+            """
+            for group in sorted(sizes, reverse=True):
+                if weight.numel() % group == 0 and loss_of(weight, group) <= budget:
+                    return group, 4 + 32 / group
+            return None
+        """,
+        ),
         ("upwards, to the first failure", "is None, but 32 keeps it", """
             best = None
             for group in sorted(s for s in sizes if weight.shape[1] % s == 0):
@@ -123,6 +133,17 @@ WRONG = {
         """),
     ],
     "step_bytes": [
+        (
+            "scales at four bits only",
+            "Scales and zeros are not counted",
+            """
+            attention = 2 * (shape["heads"] + shape["kv_heads"]) * shape["head_dim"]
+            weights = shape["layers"] * shape["hidden"] * (attention + 3 * shape["inner"])
+            each = bits / 8 + (4 / group if bits == 4 else 0)
+            cache = 4 * shape["layers"] * shape["kv_heads"] * shape["head_dim"] * context
+            return weights * each + 2 * shape["vocab"] * shape["hidden"] + cache
+        """,
+        ),
         ("no scales", "Scales and zeros are not counted", COUNT.replace("(4 / group if group else 0)", "0")),
         ("bits as bytes", "Are bits taken for bytes", COUNT.replace("bits / 8 + (4 / group if group else 0)", "bits")),
         ("the head in four bits", "The head is kept in 16 bits", COUNT.replace(
@@ -186,6 +207,13 @@ RIGHT = {
     ],
     "step_bytes": [
         """
+            attention = 2 * (shape["heads"] + shape["kv_heads"]) * shape["head_dim"]
+            weights = shape["layers"] * shape["hidden"] * (attention + 3 * shape["inner"])
+            blocks = 0 if group is None else weights // group
+            cache = 4 * shape["layers"] * shape["kv_heads"] * shape["head_dim"] * context
+            return weights * bits // 8 + 4 * blocks + 2 * shape["vocab"] * shape["hidden"] + cache
+        """,
+        """
         total = 0
         for name in ("heads", "kv_heads", "kv_heads", "heads"):
             total += shape["hidden"] * shape[name] * shape["head_dim"]
@@ -194,7 +222,7 @@ RIGHT = {
         weights = total * 2 if bits == 16 else total * bits / 8 + total / group * 4
         kv = context * shape["layers"] * 2 * shape["kv_heads"] * shape["head_dim"] * 2
         return weights + shape["vocab"] * shape["hidden"] * 2 + kv
-    """
+    """,
     ],
     "tokens_per_second": ["return 1 / (fixed_ms / 1000 + nbytes / 1e9 / gbps)"],
 }

@@ -84,6 +84,22 @@ WRONG = {
         ),
     ],
     "residual": [
+        (
+            "nearly is equal",
+            "is nearly equal taken for equal?",
+            """
+            left = (p - q).clamp(min=0)
+            return left / left.sum() if left.sum() > 1e-3 else p
+        """,
+        ),
+        (
+            "what is shared, added up",
+            "1 - sum(min(p, q)) seldom is",
+            """
+            left, total = (p - q).clamp(min=0), 1 - torch.minimum(p, q).sum()
+            return left / total if total != 0 else p
+        """,
+        ),
         ("p itself", "It is p itself", "return p"),
         ("not normalised", "It does not sum to 1", "return (p - q).clamp(min=0)"),
         (
@@ -176,6 +192,17 @@ WRONG = {
         ),
     ],
     "prompt_lookup": [
+        (
+            "n longer than the text",
+            "shorter than max_ngram nothing is found",
+            """
+            for n in range(max_ngram, 0, -1):
+                for begin in range(len(text) - 1, -1, -1):
+                    if text[begin : begin + n] == text[-n:] and begin != len(text) - n:
+                        return text[begin + n : begin + n + count]
+            return []
+        """,
+        ),
         (
             "as text",
             "Are ids looked for as text?",

@@ -99,6 +99,30 @@ WRONG = {
         ("no arrival", "counts from the arrival", GOODPUT.replace("tokens[0] - arrived", "tokens[0]")),
     ],
     "knee": [
+        (
+            "the last of two runs",
+            "two runs were made at a load of 8",
+            """
+            best = None
+            for load, good in sorted(dict(runs).items()):
+                if good < share * load:
+                    break
+                best = load
+            return best
+        """,
+        ),
+        (
+            "the better of two runs",
+            "two runs were made at a load of 8",
+            """
+            best = None
+            for load, good in sorted(runs, key=lambda run: (run[0], -run[1])):
+                if good < share * load:
+                    break
+                best = load
+            return best
+        """,
+        ),
         ("the largest goodput", "may already fall far behind", "return max(runs, key=lambda run: run[1])[0]"),
         ("a lucky run", "was lucky",
          "return max((load for load, good in runs if good >= share * load), default=None)"),
@@ -126,7 +150,7 @@ WRONG = {
             model, prompts = ToyModel(), [[5, 3, 8], [2, 9, 4, 1, 7, 6, 3]]
             assert program(model, prompts) == [program(model, [prompt])[0] for prompt in prompts]
         """),
-        ("wants one call", "fails on a program that is right", """
+        ("wants one call and nothing else", "a shorter row is read at its padding", """
             model, prompts = ToyModel(), [[5, 3, 8], [2, 9, 4, 1, 7, 6, 3]]
             program(model, prompts)
             assert model.calls == 1
@@ -197,7 +221,14 @@ RIGHT = {
         behind = min((load for load, good in runs if good < share * load), default=math.inf)
         return max((load for load, _ in runs if load < behind), default=None)
     """],
-    "test_next": ["""
+    "test_next": [
+        """
+            for prompts in ([[5]], [[1, 2, 3, 0], [4, 5], [6]], [[7, 8], [9, 1, 2, 3, 4]]):
+                model = ToyModel()
+                want = [int(ToyModel()(torch.tensor([prompt]))[0, -1].argmax()) for prompt in prompts]
+                assert list(program(model, prompts)) == want
+                assert model.calls == 1
+        ""","""
         prompts = [[5], [1, 2, 3, 4], [9, 9]]
         for prompt, token in zip(prompts, program(ToyModel(), prompts)):
             state = 1

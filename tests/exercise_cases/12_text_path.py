@@ -154,6 +154,30 @@ WRONG = {
         """),
     ],
     "mended_encode": [
+        (
+            "a marker anywhere",
+            "does not end with one",
+            """
+            if text in cache:
+                return cache[text]
+            for length in range(len(text), 0, -1):
+                head = text[:length]
+                if tokenizer.marker in head and head in cache:
+                    return cache[head] + tokenizer(text[length:], add_special_tokens=False)
+            return tokenizer(text)
+        """,
+        ),
+        (
+            "the whole text is not looked up",
+            "though the cache holds the whole text",
+            """
+            for length in range(len(text) - 1, 0, -1):
+                head = text[:length]
+                if head.endswith(tokenizer.marker) and head in cache:
+                    return cache[head] + tokenizer(text[length:], add_special_tokens=False)
+            return tokenizer(text)
+        """,
+        ),
         ("not mended", "inside a word", """
             for length in range(len(text), 0, -1):
                 if text[:length] in cache:

@@ -21,6 +21,18 @@ WRONG = {
     ],
     "mended_elapsed": [
         (
+            "warmed up by itself",
+            "the work was launched 2 times",
+            """
+            stream.launch(work)
+            stream.synchronize()
+            begin = time.perf_counter()
+            stream.launch(work)
+            stream.synchronize()
+            return (time.perf_counter() - begin) * 1000
+        """,
+        ),
+        (
             "not mended",
             "still the launch",
             """
@@ -67,6 +79,13 @@ WRONG = {
         ("crashes", "crashed on a right program", "assert program(0.5, 0.2)"),
     ],
     "mended_accepts": [
+        (
+            "kept at the limit",
+            "is never kept",
+            """
+            return u <= p / q
+        """,
+        ),
         ("another constant", "kept with probability min(1, p / q)", "return p / q >= 1"),
         ("the ratio", "expected True or False", "return min(1, p / q)"),
     ],
@@ -113,6 +132,22 @@ WRONG = {
         ),
     ],
     "mended_softmax": [
+        (
+            "no maximum",
+            "of large scores",
+            """
+            weights = scores.exp() * allowed
+            return weights / weights.sum(-1, keepdim=True).clamp(min=1e-30)
+        """,
+        ),
+        (
+            "the maximum of all",
+            "taken over the hidden scores, too",
+            """
+            weights = (scores - scores.amax(-1, keepdim=True)).exp() * allowed
+            return weights / weights.sum(-1, keepdim=True).clamp(min=1e-30)
+        """,
+        ),
         ("not mended", "hold NaN in a row", "return scores.masked_fill(~allowed, -torch.inf).softmax(-1)"),
         ("a large negative number", "is not -inf", "return scores.masked_fill(~allowed, -1e9).softmax(-1)"),
     ],
@@ -144,6 +179,14 @@ WRONG = {
         ),
     ],
     "mended_quantise": [
+        (
+            "a least scale that is too large",
+            "expected half a step at most",
+            """
+            scale = (x.abs().amax(-1, keepdim=True) / 127).clamp(min=1e-4)
+            return (x / scale).round().to(torch.int8), scale
+        """,
+        ),
         (
             "128",
             "Does the largest value of a row get code 127?",

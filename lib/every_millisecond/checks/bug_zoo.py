@@ -13,6 +13,7 @@ from every_millisecond.checks import expect, programs, zoo
 from every_millisecond.checks.call import call
 from every_millisecond.checks.draw import Answers, Draw
 from every_millisecond.checks.exercise import exercise
+from every_millisecond.checks.failure import how_often
 from every_millisecond.checks.toys import ToyTokenizer
 from every_millisecond.checks.virtual_device import VirtualStream
 
@@ -32,6 +33,8 @@ def check_elapsed(test: Callable, mended: Callable, draw: Draw) -> None:
     stream = VirtualStream()
     stream.launch(earlier)
     found = expect.number(call(stream.on_its_clock(mended), stream, stream.work(ms)), "the mended time")
+    launched = len(stream.launched) - 1
+    expect.that(launched == 1, f"the work was launched {how_often(launched)}; it is the caller's, and is done once")
     expect.near(
         found, ms, "the mended time", rel=2e-3,
         mistakes={
@@ -100,6 +103,8 @@ def check_accepts(test: Callable, mended: Callable, draw: Draw) -> None:
             f"p={p:.3f}, q={q:.3f}, u={u:.3f}: {found}; expected {want}. "
             "A token is kept with probability min(1, p / q)",
         )
+    found = expect.truth(call(mended, 0.0, 0.5, 0.0), "the mended answer")
+    expect.that(not found, "p=0, q=0.5, u=0: True; expected False. A token that the target never says is never kept")
 
 
 @exercise(CHAPTER, "the logits that were read one late")
@@ -167,6 +172,15 @@ def check_masked_softmax(test: Callable, mended: Callable, draw: Draw) -> None:
             ).softmax(-1)
         },
     )  # fmt: skip
+    scores = 300 * scores
+    scores[~allowed] = 3000.0
+    found = expect.tensor(call(mended, scores, allowed), "the mended weights", shape=(rows, keys), finite=False)
+    expect.close(
+        found, programs.softmax(scores, allowed), "the mended weights of large scores, the hidden ones the largest",
+        mistakes={
+            "All are zeros: is the maximum taken over the hidden scores, too?": torch.zeros_like(scores),
+        },
+    )  # fmt: skip
 
 
 @exercise(CHAPTER, "the scales that clipped")
@@ -184,7 +198,7 @@ def check_quantise(test: Callable, mended: Callable, draw: Draw) -> None:
             "the same, otherwise": programs.quantise_otherwise,
         },
     )
-    x = draw.normal(5, draw.odd(31, 63)) * torch.tensor([1.0, 10, 0.01, 1, 0])[:, None]
+    x = draw.normal(5, draw.odd(31, 63)) * torch.tensor([1.0, 10, 1e-4, 1, 0])[:, None]
     x[0, 3], x[3, 5] = 20.0, -20.0
     codes, scale = expect.items(call(mended, x), 2, "the result", "codes, scale")
     expect.tensor(codes, "the codes", shape=x.shape, dtype=torch.int8)

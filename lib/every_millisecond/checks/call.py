@@ -78,7 +78,8 @@ def _is_the_learners(frame: FrameType) -> bool:
 
 def _told(error: BaseException) -> str:
     """`ZeroDivisionError: division by zero, in your line 4: return total / n`."""
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    first = next((line for line in str(error).splitlines() if line.strip()), "")  # torch's messages can be pages long
+    text = f"{type(error).__name__}: {first.strip()}" if first else type(error).__name__
     if "dummy base class Event" in text:  # what torch says without CUDA
         text += " (torch.cuda.Event needs a GPU; the exercise brings its own: stream.record_event())"
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):

@@ -14,6 +14,7 @@ from every_millisecond.checks import expect, zoo
 from every_millisecond.checks.call import call, call_raising
 from every_millisecond.checks.draw import Answers, Draw
 from every_millisecond.checks.exercise import exercise
+from every_millisecond.checks.failure import how_often
 from every_millisecond.checks.virtual_device import VirtualStream
 
 CHAPTER = "02_anatomy_of_a_request"
@@ -187,8 +188,8 @@ def _check_traces(part: nn.Module, before: list, results: list[Tensor], stream: 
     waits = stream.waits_between
     expect.that(
         waits == 0,
-        f"you waited {waits} times before run() had launched all its work: the queue runs dry and the request gets "
-        "slower. Record events in the hooks, and wait once, after run()",
+        f"you waited {how_often(waits)} before run() had launched all its work: the queue runs dry and the request "
+        "gets slower. Record events in the hooks, and wait once, after run()",
     )
     left = _hooks(part)
     added = [hook for hook in left if hook not in before]
@@ -269,6 +270,9 @@ def check_decode_rate(test: Callable, mended: Callable, draw: Draw) -> None:
     ids, prompt, prefill, total = draw.until(lambda: _sequence(draw), lambda drawn: [_rate_answers(*drawn)])
     want, mistakes = _rate_answers(ids, prompt, prefill, total)
     expect.near(call(mended, ids, prompt, prefill, total), want, "the mended rate", mistakes=mistakes)
+    two = call(mended, ids[: prompt + 2], prompt, prefill, prefill + 8.0)
+    expect.that(two is not None, "for two tokens the mended rate is None; there is one decode step, so there is a rate")
+    expect.near(two, 125.0, "the mended rate of two tokens, whose one step takes 8 ms")
     one = call(mended, ids[: prompt + 1], prompt, prefill, prefill + 0.5)
     expect.that(one is None, f"for one token the mended rate is {one}; there is no decode step, so it is None")
 

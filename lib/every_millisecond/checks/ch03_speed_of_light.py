@@ -175,6 +175,18 @@ def check_least_batch(learners: Callable, draw: Draw) -> None:
         found is None, f"2 s to compute, 2 s to read for each sequence, and weights besides: the batch is {found}; "
         "expected None, for the lines are parallel"
     )  # fmt: skip
+    found = call(learners, flops, 0.1 * computing * gbps * 1e6, 0, tflops, gbps)
+    expect.that(
+        found == 1, f"without any weights the lines meet at 0, but a batch holds 1 at least: the batch is {found}; "
+        "expected 1"
+    )  # fmt: skip
+    far = _decode(draw, draw.number(0.3, 0.5), draw.integer(20_000, 30_000) + draw.number(0.2, 0.45))
+    found = call(learners, *far)
+    expect.that(
+        found == _batch_answers(*far)[0],
+        f"the lines meet late, below a batch of {_batch_answers(*far)[0]}: the batch is {found}. Does a search end too "
+        "early?",
+    )
 
 
 def _decode(draw: Draw, share: float, meeting: float) -> tuple[int, float, float, int, int]:

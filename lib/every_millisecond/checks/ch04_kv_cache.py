@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from every_millisecond.checks import expect, zoo
 from every_millisecond.checks.call import call, call_raising
@@ -83,7 +85,14 @@ def check_kv_cache(learners: Callable, draw: Draw) -> None:
 
 
 def _check_update(cache: object, pieces: list[tuple[Tensor, Tensor]], capacity: int, homes: tuple[int, int]) -> None:
-    result = expect.items(call(cache.update, *pieces[-1]), 2, "the result of update", "all keys, all values")
+    made = _Made()
+
+    @functools.wraps(cache.update)
+    def watched(*args):
+        with made:
+            return cache.update(*args)
+
+    result = expect.items(call(watched, *pieces[-1]), 2, "the result of update", "all keys, all values")
     wants = [torch.cat(parts, dim=2) for parts in zip(*pieces, strict=True)]
     tokens, new = wants[0].shape[2], pieces[-1][0].shape[2]
     expect.that(
@@ -114,6 +123,32 @@ def _check_update(cache: object, pieces: list[tuple[Tensor, Tensor]], capacity: 
             new == tokens or _home(found) == _home(getattr(cache, name)),
             f"the {name} are a copy of what is stored: at every step all of it is copied. Return a slice of the buffer",
         )
+    expect.that(
+        new == tokens or made.largest <= pieces[-1][0].numel(),
+        f"for {new} new of {tokens} tokens a tensor of {made.largest} numbers was made: what is stored is copied at "
+        "every step. Write the new tokens alone into their slots",
+    )
+
+
+class _Made(TorchFunctionMode):
+    """While active, sees the largest tensor of numbers that is made, views of other tensors apart."""
+
+    largest = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        given = {_home(x) for x in _tensors([args, kwargs or {}])}
+        new = [x.numel() for x in _tensors([result]) if x.is_floating_point() and _home(x) not in given]
+        self.largest = max([self.largest, *new])
+        return result
+
+
+def _tensors(value: object) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(item)
 
 
 def _home(x: Tensor) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import collections
 import itertools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -224,7 +225,7 @@ def _compare_counts(
 
 @exercise(CHAPTER, "lengths to pad to")
 def check_choose_buckets(learners: Callable, draw: Draw) -> None:
-    """A day where all tidy choices pad more than the best; one graph; more graphs than lengths."""
+    """Days where all tidy choices, and all other sums, pad more than the best; one graph; more graphs than lengths."""
     graphs = draw.integer(3, 4)
 
     def make() -> tuple[list[int], Answers]:
@@ -238,6 +239,10 @@ def check_choose_buckets(learners: Callable, draw: Draw) -> None:
 
     lengths, (_, tidy) = draw.until(make, lambda drawn: [drawn[1]], fit=lambda drawn: _all_pad_more(*drawn))
     _judge_buckets(call(learners, lengths, graphs), lengths, graphs, tidy)
+    lengths = draw.until(
+        lambda: _day(draw), lambda drawn: [], fit=lambda drawn: _all_pad_more(drawn, _other_sums(drawn, graphs))
+    )
+    _judge_buckets(call(learners, lengths, graphs), lengths, graphs, _other_sums(lengths, graphs)[1])
     _judge_buckets(call(learners, lengths, 1), lengths, 1, {})
     few = draw.random.sample(range(20, 90), 3)
     _judge_buckets(call(learners, few, 4), few, 4, {})
@@ -252,15 +257,15 @@ def _day(draw: Draw) -> list[int]:
     return lengths
 
 
-def _padding(counts: Mapping[int, int], buckets: Sequence[int]) -> int:
-    """counts: how often each length comes. buckets: in order."""
-    return sum(count * (buckets[bisect.bisect_left(buckets, n)] - n) for n, count in counts.items())
+def _padding(counts: Mapping[int, int], buckets: Sequence[int], of: Callable = operator.sub) -> float:
+    """counts: how often each length comes. buckets: in order. of(bucket, n): what a prompt of n tokens costs."""
+    return sum(count * of(buckets[bisect.bisect_left(buckets, n)], n) for n, count in counts.items())
 
 
-def _best(counts: Mapping[int, int], graphs: int) -> tuple[int, ...]:
+def _best(counts: Mapping[int, int], graphs: int, of: Callable = operator.sub) -> tuple[int, ...]:
     *others, longest = sorted(counts)
     choices = itertools.combinations(others, min(graphs - 1, len(others)))
-    return min(((*choice, longest) for choice in choices), key=lambda buckets: _padding(counts, buckets))
+    return min(((*choice, longest) for choice in choices), key=lambda buckets: _padding(counts, buckets, of))
 
 
 def _greedy(counts: Mapping[int, int], buckets: tuple[int, ...], graphs: int, more: set[int]) -> tuple[int, ...]:
@@ -297,6 +302,19 @@ def _bucket_answers(
         "Is only one bucket used?": (longest,),
         "Are buckets added one by one? The best set need not hold the best smaller set.": one_more,
         "Are buckets given up one by one? The best set need not lie in the best larger set.": one_fewer,
+    }
+
+
+def _other_sums(lengths: list[int], graphs: int) -> Answers:
+    """The best buckets, and those for which something else is smallest."""
+    counts = collections.Counter(lengths)
+    return _best(counts, graphs), {
+        "Is each prompt's padding taken as a share of its length? Add up the padded tokens themselves.": _best(
+            counts, graphs, lambda bucket, n: bucket / n
+        ),
+        "Is each prompt's padding squared? Add up the padded tokens themselves.": _best(
+            counts, graphs, lambda bucket, n: (bucket - n) ** 2
+        ),
     }
 
 

@@ -126,7 +126,7 @@ def check_blocked(learners: Callable, draw: Draw) -> None:
             lambda: (draw.normal(queries, head_dim), draw.normal(keys, head_dim), draw.normal(keys, head_dim)),  # noqa: B023
             lambda drawn: [_attention_answers(*drawn, block)],  # noqa: B023
         )
-        watch = _Watch(k)
+        watch = _Watch(k, v)
 
         @functools.wraps(learners)
         def watched(*args, watch=watch):
@@ -142,9 +142,14 @@ def check_blocked(learners: Callable, draw: Draw) -> None:
             "matrix of scores (or of the mask). Make one block of it at a time",
         )
         expect.that(
-            watch.keys_at_once in (0, block),  # 0: no product was made with torch
-            f"a product took {watch.keys_at_once} of {keys} keys at once; expected blocks of {block}, one after the "
-            "other, and the running softmax over them",
+            not watch.left_torch,
+            f"the keys or values left torch ({watch.left_torch}): what is made of them elsewhere cannot be seen here. "
+            "Write the loop over blocks with torch",
+        )
+        expect.that(
+            watch.keys_at_once == block,
+            f"a product took {watch.keys_at_once} of {keys} keys (or values) at once; expected blocks of {block}, one "
+            "after the other, and the running softmax over them",
         )
     q = 100 * q  # scores of some hundreds, whose exp is infinite
     found = expect.tensor(call(learners, q, k, v, block), "the result", shape=q.shape, finite=False)
@@ -178,20 +183,36 @@ def _attention_answers(q: Tensor, k: Tensor, v: Tensor, block: int) -> Answers:
     }
 
 
-_PRODUCTS = ("matmul", "mm", "bmm", "mv", "dot", "einsum", "tensordot", "linear", "mul", "multiply", "baddbmm", "addmm")
+_OUT_OF_TORCH = ("numpy", "tolist", "__array__")
+_PRODUCTS = (
+    "scaled_dot_product_attention",
+    "matmul",
+    "mm",
+    "bmm",
+    "mv",
+    "dot",
+    "einsum",
+    "tensordot",
+    "linear",
+    "mul",
+    "multiply",
+    "baddbmm",
+    "addmm",
+)
 
 
 class _Watch(TorchFunctionMode):
     """While active, sees the largest tensor that is made and how many keys a product with another tensor takes at once.
 
-    What is made of the keys alone (a slice, a copy, a scaled or transposed one) counts as keys, too.
+    Keys and values alike; what is made of them alone (a slice, a copy, a scaled or transposed one) counts as they do.
     """
 
-    def __init__(self, keys: Tensor) -> None:
+    def __init__(self, *keys: Tensor) -> None:
         super().__init__()
         self.largest = self.keys_at_once = 0
-        self._head_dim = keys.shape[1]
-        self._keys = {keys.untyped_storage().data_ptr(): keys}  # held, so that no address comes twice
+        self.left_torch = ""
+        self._head_dim = keys[0].shape[1]
+        self._keys = {x.untyped_storage().data_ptr(): x for x in keys}  # held, so that no address comes twice
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
@@ -199,9 +220,12 @@ class _Watch(TorchFunctionMode):
         made = [x for x in _flat([result]) if isinstance(x, Tensor)]
         self.largest = max([self.largest, *(x.numel() for x in made)])
         mine = [x for x in given if x.untyped_storage().data_ptr() in self._keys]
+        name = getattr(func, "__name__", "")
+        if mine and name in _OUT_OF_TORCH:
+            self.left_torch = name
         if mine and len(mine) == len(given):
             self._keys |= {x.untyped_storage().data_ptr(): x for x in made}
-        elif mine and getattr(func, "__name__", "").strip("_").removeprefix("r") in _PRODUCTS:
+        elif mine and name.strip("_").removeprefix("r") in _PRODUCTS:
             self.keys_at_once = max(self.keys_at_once, *(x.numel() // self._head_dim for x in mine))
         return result
 
@@ -227,16 +251,19 @@ def check_masked_update(update: Callable, finish: Callable, draw: Draw) -> None:
     for (scores, _), mask in zip(blocks, masks, strict=True):
         scores.masked_fill_(~mask, 50.0)  # a hidden score that would be the maximum
     _run_masked(update, finish, blocks, masks)
-    for (scores, values), mask in zip(blocks, masks, strict=True):
-        mask[:, -1] = False
-        scores[:, -1], values[-1] = torch.nan, torch.nan
-    _run_masked(update, finish, blocks, masks)
+    for anything, name in ((torch.nan, "NaN"), (torch.inf, "infinity")):
+        for (scores, values), mask in zip(blocks, masks, strict=True):
+            mask[:, -1] = False
+            scores[:, -1], values[-1] = anything, anything
+        _run_masked(update, finish, blocks, masks, name)
 
 
-def _run_masked(update: Callable, finish: Callable, blocks: list[tuple[Tensor, Tensor]], masks: list[Tensor]) -> None:
+def _run_masked(
+    update: Callable, finish: Callable, blocks: list[tuple[Tensor, Tensor]], masks: list[Tensor], hidden: str = ""
+) -> None:
+    """hidden: what stands in slots that nobody may see."""
     rows, head_dim = blocks[0][0].shape[0], blocks[0][1].shape[-1]
     state = _empty(rows, head_dim)
-    nan_hidden = any(values.isnan().any() for _, values in blocks)
     for number, ((scores, values), allowed) in enumerate(zip(blocks, masks, strict=True)):
         found = expect.items(call(update, *state, scores, values, allowed), 3, "the result", "m, l, acc")
         for name, value in zip("m l acc".split(), found, strict=True):
@@ -245,8 +272,9 @@ def _run_masked(update: Callable, finish: Callable, blocks: list[tuple[Tensor, T
                 raise CheckFailed(
                     f"{name} holds NaN. "
                     + (
-                        "A hidden slot held NaN, and 0 * NaN is NaN: hidden values must not enter the product"
-                        if nan_hidden
+                        f"A hidden slot held {hidden}, and 0 * {hidden} is NaN: hidden values must not enter the "
+                        "product"
+                        if hidden
                         else "A row that has seen nothing has m = -inf, and -inf - -inf is NaN"
                     )
                 )
@@ -267,7 +295,7 @@ def _run_masked(update: Callable, finish: Callable, blocks: list[tuple[Tensor, T
             bool((found[0][dead] == -torch.inf).all()), "m is not -inf any more for a row that has seen nothing"
         )
         expect.close(found[1], want[1], "l")
-        lost = "A hidden slot held NaN, and 0 * NaN is NaN: to turn that into 0 afterwards loses the row"
+        lost = f"A hidden slot held {hidden}, and 0 * {hidden} is NaN: to turn that into 0 afterwards loses the row"
         expect.close(found[2], want[2], "acc", mistakes={lost: torch.zeros_like(want[2])})
         state = want
     out = expect.tensor(call(finish, state[1], state[2]), "the output", shape=(rows, head_dim), finite=False)

@@ -12,7 +12,7 @@ from every_millisecond.checks import expect, programs, zoo
 from every_millisecond.checks.call import call, call_raising
 from every_millisecond.checks.draw import Answers, Draw
 from every_millisecond.checks.exercise import exercise
-from every_millisecond.checks.failure import CheckFailed
+from every_millisecond.checks.failure import CheckFailed, describe
 from every_millisecond.checks.toys import Values
 
 CHAPTER = "07_int8_kv_cache"
@@ -35,6 +35,21 @@ def check_quantise(learners: Callable, draw: Draw) -> None:
                 "The codes are rounded down, not to the nearest.": (x / scales).floor() * scales,
             },
         )  # fmt: skip
+        _check_small_lines(learners, draw, dim)
+
+
+def _check_small_lines(learners: Callable, draw: Draw, dim: int) -> None:
+    x = draw.normal(7, 7)
+    small = x[3] if dim == 1 else x[:, 3]
+    small *= 1e-4
+    _, scales = call(learners, x, dim)
+    want = small.abs().amax() / 127
+    expect.that(
+        abs(scales.flatten()[3] - want) < 1e-3 * want,
+        f"with dim={dim}, a line whose largest magnitude is {want * 127:.1e} has a scale of "
+        f"{scales.flatten()[3]:.1e}; expected {want:.1e}. Is the least scale, which saves the line of zeros, too "
+        "large, or added to every scale?",
+    )
 
 
 def _towering(draw: Draw) -> Tensor:
@@ -190,12 +205,16 @@ def check_crop(append: Callable, crop: Callable, draw: Draw) -> None:
     for sizes in ([1] * len(x), [2, residual + 4, len(x) - residual - 6], [len(x)]):
         cache = Values(residual, channels)
         for number, piece in enumerate(x.split(sizes)):
-            call(append, cache, piece)
+            _replacing(append, cache, piece)
             _check_state(cache, x[: sum(sizes[: number + 1])], residual)
+    cache = Values(0, channels)
+    call(append, cache, x)
+    expect.that(len(cache.exact) == 0, f"with residual 0, {len(cache.exact)} tokens are exact: x[-0:] is all of x")
+    _check_state(cache, x, 0)
     for n in (0, 1, residual - 1, residual, residual + 2, len(x)):
         cache, before = (_filled(x, residual) for _ in range(2))
         try:
-            call(crop, cache, n)
+            _replacing(crop, cache, n)
         except CheckFailed as failure:
             if n == len(x) and "raised ValueError" in str(failure):
                 raise CheckFailed(f"{failure}. But {n} tokens are held, and all may be forgotten") from None
@@ -207,6 +226,19 @@ def check_crop(append: Callable, crop: Callable, draw: Draw) -> None:
         call_raising(ValueError, crop, cache, n, why=why)
         expect.that(len(cache.read()) == len(x), f"crop(cache, {n}) raised, but changed the cache first")
     _check_no_trace(append, crop, x, residual)
+
+
+def _replacing(fn: Callable, cache: Values, what: Tensor | int) -> None:
+    """Call the learner's fn, which may give the cache other tensors, but not write into those that it has."""
+    held = {name: getattr(cache, name) for name in ("codes", "scales", "exact")}
+    before = {name: x.clone() for name, x in held.items()}
+    call(fn, cache, what)
+    written = [name for name, x in held.items() if not torch.equal(x, before[name])]
+    expect.that(
+        not written,
+        f"{describe(fn)} wrote into the cache's {' and '.join(written)}: give the cache another tensor (a slice or a "
+        "new one), for somebody may still read the old one",
+    )
 
 
 def _filled(x: Tensor, residual: int) -> Values:

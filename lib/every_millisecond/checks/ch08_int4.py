@@ -156,9 +156,10 @@ def _loss(weight: Tensor, group: int) -> float:
 @exercise(CHAPTER, "a group size under a loss budget")
 def check_choose_group(learners: Callable, draw: Draw) -> None:
     """A bell curve, where loss rises with the group, and weights on a grid, where it does not; a budget just met."""
-    rows, width = draw.odd(5, 9), 96 * draw.odd(3, 7)
+    rows = draw.odd(5, 9)
+    width = 96 * draw.random.choice([k for k in (3, 5, 7) if k != rows])
     fitting = [16, 24, 32, 48, width]
-    sizes = draw.shuffled([*fitting, *(size for size in (36, 80, width + 96, 7) if width % size)])
+    sizes = draw.shuffled([*fitting, *(size for size in (36, 80, width + 96, 7) if width % size), 48 * rows])
     bell, losses = draw.until(
         lambda: (x := draw.normal(rows, width), [_loss(x, group) for group in fitting]),
         lambda drawn: [],
@@ -223,10 +224,12 @@ LLAMA_13B = dict(hidden=5120, layers=40, inner=13824, heads=40, kv_heads=40, hea
 
 @exercise(CHAPTER, "tokens per second of a 13B model")
 def check_predict(step_bytes: Callable, tokens_per_second: Callable, draw: Draw) -> None:
-    """A shape of odd sizes in which heads * head_dim is not hidden, then the real one."""
-    odd, context = draw.until(lambda: _shape(draw), lambda drawn: [_byte_answers(drawn[0], 4, 32, drawn[1])])
+    """A shape in which heads * head_dim is not hidden and blocks come out even, then the real one; 4, 8 and 16 bits."""
+    odd, context = draw.until(
+        lambda: _shape(draw), lambda drawn: [_byte_answers(drawn[0], bits, 32, drawn[1]) for bits in (4, 8)]
+    )
     for shape in (odd, LLAMA_13B):
-        for bits, group, tokens in ((4, 32, context), (16, None, draw.odd(101, 301))):
+        for bits, group, tokens in ((4, 32, context), (8, 32, context), (16, None, draw.odd(101, 301))):
             want, mistakes = _byte_answers(shape, bits, group, tokens)
             what = f"step_bytes(..., bits={bits}, group={group}, context={tokens})"
             found = call(step_bytes, shape, bits, group, tokens)
@@ -239,7 +242,7 @@ def check_predict(step_bytes: Callable, tokens_per_second: Callable, draw: Draw)
 def _shape(draw: Draw) -> tuple[dict[str, int], int]:
     kv_heads = draw.odd(3, 5)
     shape = dict(
-        hidden=draw.odd(201, 301), layers=draw.odd(5, 9), inner=draw.odd(401, 501), heads=3 * kv_heads,
+        hidden=32 * draw.odd(7, 9), layers=draw.odd(5, 9), inner=draw.odd(401, 501), heads=3 * kv_heads,
         kv_heads=kv_heads, head_dim=draw.odd(31, 39), vocab=draw.odd(1001, 1999),
     )  # fmt: skip
     return shape, draw.odd(501, 901)

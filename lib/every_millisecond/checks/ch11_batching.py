@@ -85,7 +85,9 @@ def _check_books(pool: Pool, filled: dict[str, int], pages: int, what: str) -> N
             "A page that is partly empty is filled first, and a full one needs no successor yet",
         )
     owners = [*pool.free, *(page for table in pool.tables.values() for page in table)]
-    expect.that(len(owners) >= pages, f"{what} {pages - len(owners)} pages are lost: neither free nor in a table")
+    expect.that(
+        len(owners) >= pages, f"{what} pages are lost ({pages - len(owners)} of {pages}): neither free nor in a table"
+    )
     expect.that(
         sorted(owners) == list(range(pages)),
         f"{what} a page is twice in the books: it has two owners, or an owner and a place in the free list",
@@ -281,6 +283,12 @@ def check_knee(goodput: Callable, knee: Callable, draw: Draw) -> None:
         found = call(knee, runs, share)
         expect.that(found is not None, f"the knee is None; expected {want:g}, below which every run keeps up")
         expect.near(found, want, f"for share={share}, the knee", mistakes=mistakes)
+    twice = [(2.0, 2.0), (4.0, 4.0), (8.0, 8.0), (8.0, 4.0)]
+    for runs_twice in (twice, twice[::-1]):
+        found = call(knee, runs_twice, share)
+        expect.that(
+            found == 4, f"two runs were made at a load of 8, and one fell behind: the knee is {found}; expected 4"
+        )
     slow = [(load, 0.5 * load) for load, _ in runs]
     found = call(knee, slow, share)
     expect.that(found is None, f"the smallest load already falls behind, but the knee is {found!r}; expected None")
@@ -321,6 +329,12 @@ def _right_padded(model, prompts: list[list[int]]) -> list[int]:
     return [int(row[len(prompt) - 1].argmax()) for row, prompt in zip(logits, prompts, strict=True)]
 
 
+def _padded_with_its_last(model, prompts: list[list[int]]) -> list[int]:
+    longest = max(map(len, prompts))
+    choices = model(torch.tensor([prompt + prompt[-1:] * (longest - len(prompt)) for prompt in prompts])).argmax(-1)
+    return choices[range(len(prompts)), [len(prompt) - 1 for prompt in prompts]].tolist()
+
+
 def _one_by_one(model, prompts: list[list[int]]) -> list[int]:
     return [int(model(torch.tensor([prompt]))[0, -1].argmax()) for prompt in prompts]
 
@@ -347,7 +361,10 @@ def check_next_tokens(test: Callable, mended: Callable, draw: Draw) -> None:
             "padding on the left, without a mask, changes what a row has read": _left_padded,
             "every row is read one position early, alone as well": _one_early,
         },
-        right={"the last real position of each row": _right_padded, "one by one": _one_by_one},
+        right={
+            "the last real position of each row": _right_padded,
+            "padded with its last token": _padded_with_its_last,
+        },
     )
     for _ in range(3):
         lengths = [draw.odd(3, 5), draw.odd(7, 9), draw.odd(11, 13), draw.odd(1, 3)]

@@ -232,6 +232,7 @@ def check_encode_cached(test: Callable, mended: Callable, draw: Draw) -> None:
         ("in", f"in the {noise}", "a piece may hold a space"),
         (f"{noise}the", f"{noise}then", "the text goes on inside a word"),
         (system, f"{system}then {noise}", "the cut is after a marker"),
+        (f"{system}the sol", f"{system}the solution", "the cached text holds a marker, but does not end with one"),
         (system, system, "the whole text is in the cache"),
         (system, noise, "nothing in the cache begins the text"),
         ("<end>", f"<end>{noise}", "the cut is after a marker"),
@@ -257,3 +258,10 @@ def check_encode_cached(test: Callable, mended: Callable, draw: Draw) -> None:
             f"{again} characters were tokenised, though the cache holds all but the last {len(tail)}, up to a marker. "
             "Is the longest prefix that ends with a marker used again?",
         )
+    tokenizer = MergingTokenizer()
+    whole = f"{system}then {noise}"
+    cache = {system: tokenizer(system), whole: tokenizer(whole)}
+    before = tokenizer.characters
+    call(mended, tokenizer, cache, whole)
+    again = tokenizer.characters - before
+    expect.that(again == 0, f"{again} characters were tokenised, though the cache holds the whole text")

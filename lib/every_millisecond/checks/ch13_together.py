@@ -64,6 +64,8 @@ def check_gate(learners: Callable, draw: Draw) -> None:
     one = _case(draw, "one token", 0, 12.0, 0.0, FASTER)
     expects([one, *_cases(draw, change=0.15)], {ALL}, "A case of one token scores none, and says nothing of perplexity")
     expects([one], set(), "A case of one token scores none, and says nothing of perplexity")
+    slow = _case(draw, "one token", 0, 12.0, 0.0, 0.9)
+    expects([slow, *_cases(draw)], {"one token"}, "A case of one token scores none, but it got slower: that is judged")
     call_raising(ValueError, learners, [], *limits, why="a gate that has tested nothing must not let it pass")
 
 
@@ -103,9 +105,17 @@ def _check_missing(draw: Draw, expects: Callable) -> None:
         cases, {cases[0]["name"], ALL},
         "One case is NaN, and the others rose by 15%. A sum with NaN in it is NaN, and hides them",
     )  # fmt: skip
-    cases = _cases(draw)
-    cases[1]["after_nll"] = math.inf
-    expects(cases, {cases[1]["name"]}, why.format("infinite"))
+    cases = _cases(draw, change=0.15)
+    longest = max(cases, key=lambda case: case["tokens"])
+    longest["after_nll"] = math.nan
+    expects(
+        cases, {longest["name"], ALL},
+        "The longest case is NaN, and the others rose by 15%. It is left out whole: tokens and loss before, too",
+    )  # fmt: skip
+    for infinite in (math.inf, -math.inf):
+        cases = _cases(draw)
+        cases[1]["after_nll"] = infinite
+        expects(cases, {cases[1]["name"]}, why.format("infinite"))
     cases = _cases(draw)
     cases[2] |= {"after_nll": None, "after_ms": []}
     expects(cases, {cases[2]["name"]}, "The optimised model could not do one case (its after_nll is None): it fails")
@@ -143,6 +153,15 @@ def _check_times(draw: Draw, expects: Callable) -> None:
         "The machine changed its pace between the rounds. Take the ratio within each round, and then the median of "
         "the ratios, not the ratio of two medians",
     )  # fmt: skip
+
+    for after, want in (
+        ([10.0, 9.1, 7.4, 5.0], set()),
+        ([10.0, 9.1, 8.0, 5.0], {"short"}),
+    ):  # ratios 1, 1.1, 1.35 or 1.25, 2
+        expects(
+            with_times([10.0] * 4, after), want,
+            "With an even number of rounds the median lies between the two ratios in the middle",
+        )  # fmt: skip
 
 
 def _cases(draw: Draw, *, ppl: float = 12.0, change: float = 0.001, long: tuple[float, float] | None = None) -> list:
@@ -194,6 +213,14 @@ def _strangers(draw: Draw) -> list[tuple]:
             cases.append(case)
     parts, items, _ = cases[0]
     cases += [(parts, {}, 5.0), (parts, {name: (f, 3.0) for name, (f, _) in items.items()}, 1.0)]
+    even = {
+        "prefill arithmetic": 800,
+        "prefill launches": 200,
+        "decode bytes": 600,
+        "decode launches": 300,
+        "text": 100,
+    }
+    cases += [(even, {"16 bits": ({"prefill launches": 0.5}, cost)}, cost) for cost in (0.0, 1.0)]  # 5%, exactly
     return [*cases, *((parts, {"16 bits": ({"decode bytes": 0.5}, cost)}, 4.5) for cost in (4.5, 4.75))]
 
 
@@ -216,6 +243,7 @@ def _order_answers(cases: list[tuple]) -> Answers:
         f"{overdrawn} No cost is looked at.": {"budgeted": False},
         f"{overdrawn} Each is within it alone.": {"single": True},
         "A cost that just fills the budget does not exceed it.": {"strict": True},
+        "An item that saves exactly 5% does not save less than 5%.": {"more": True},
         "The search ends at an item that costs too much. Leave that one out, and go on with the next best.": {
             "give_up": True
         },
@@ -242,7 +270,7 @@ def _stranger(draw: Draw) -> tuple[dict[str, float], dict[str, tuple[dict[str, f
 def _order(
     parts: dict[str, float], items: dict, budget: float, *, once: bool = False, by_factor: bool = False,
     least: float = LEAST, of_first: bool = False, budgeted: bool = True, single: bool = False, give_up: bool = False,
-    saves: bool = False, turned: bool = False, strict: bool = False,
+    saves: bool = False, turned: bool = False, strict: bool = False, more: bool = False,
 ) -> list[str]:  # fmt: skip
     """The order, right unless one of the mistakes is asked for."""
     left, chosen, spent = dict(parts), [], 0.0
@@ -257,7 +285,7 @@ def _order(
         rank = (lambda name: -min(items[name][0].values())) if by_factor else gains.__getitem__
         best = max(gains, key=rank)
         whole = sum((parts if once or of_first else left).values())
-        if gains[best] < least * whole:
+        if gains[best] < least * whole or (more and gains[best] == least * whole):
             break
         if give_up and spent + items[best][1] > budget:
             break

@@ -19,6 +19,11 @@ class CheckFailed(AssertionError):
         return [f"✗ {self}"]
 
 
+def how_often(count: int) -> str:
+    """`once`, `3 times`."""
+    return "once" if count == 1 else f"{count} times"
+
+
 def describe(value: object) -> str:
     """A value in at most about 60 characters: `tensor [3, 7] float32`, `list of 5`, `None`."""
     if isinstance(value, torch.Tensor):

@@ -50,6 +50,7 @@ class VirtualStream:
     def __init__(self) -> None:
         self.now_ms = self.free_ms = 0.0
         self.log: list[str] = []
+        self.launched: list[float | Work] = []
         self._ms: dict[Work, float] = {}
 
     def work(self, ms: float) -> Work:
@@ -61,6 +62,7 @@ class VirtualStream:
     def launch(self, work: float | Work) -> None:
         ms = self._ms[work] if isinstance(work, Work) else float(work)
         self.host("launch")
+        self.launched.append(work)
         self.free_ms = max(self.free_ms, self.now_ms) + ms
 
     def record_event(self) -> VirtualEvent:
