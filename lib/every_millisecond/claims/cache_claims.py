@@ -28,7 +28,7 @@ def _step_gain(context: int) -> float:
 
 
 def _int8_step(context: int, **rest) -> Part:
-    says = f"at {context:,} tokens a step takes {{v}} as long with the INT8 cache as with the BF16 one"
+    says = f"at {context:,} tokens a step takes {{v}} as long with the INT8 cache as with the 16-bit one"
     return Part(f"step_ratio_{context}", says, high=1, same=1, **rest)
 
 
