@@ -17,10 +17,7 @@ PARTS = ("The bar so far", "Predict", "Build", "Is it right?", "Measure", "On a 
 OTHER_PARTS = {"00_start_here", "13_two_seconds_to_200_ms"}  # the first and the last look at the course as a whole
 IGNORE_TAG = "nbval-ignore-output"
 # Outputs that nbval does not compare, by notebook. A new one is a decision: change the number here and say why there.
-IGNORED_OUTPUTS: dict[str, int] = {
-    # The gate's JUnit report: INT4 raises perplexity by just about the 5% allowed, on some CPUs more, on others less.
-    "notebooks-13_two_seconds_to_200_ms": 1,
-}
+IGNORED_OUTPUTS: dict[str, int] = {}
 
 
 def by_name(path: Path) -> str:

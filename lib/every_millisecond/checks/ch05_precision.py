@@ -237,10 +237,19 @@ def check_choose_buckets(learners: Callable, draw: Draw) -> None:
             if one_more and one_fewer and one_more != one_fewer:  # if the same, they are most likely the best
                 return lengths, _bucket_answers(lengths, graphs, one_more, one_fewer)
 
-    lengths, (_, tidy) = draw.until(make, lambda drawn: [drawn[1]], fit=lambda drawn: _all_pad_more(*drawn))
-    _judge_buckets(call(learners, lengths, graphs), lengths, graphs, tidy)
+    def fit(drawn: tuple[list[int], Answers]) -> bool:
+        """The other sums give the best buckets, too, or some that nobody else gives."""
+        best, others = _other_sums(drawn[0], graphs)
+        told = [buckets for buckets in others.values() if buckets != best]
+        mixed = len(set(told)) < len(told) or set(told) & set(drawn[1][1].values())
+        return not mixed and _all_pad_more(*drawn)
+
+    lengths, (_, tidy) = draw.until(make, lambda drawn: [drawn[1]], fit=fit)
+    _judge_buckets(call(learners, lengths, graphs), lengths, graphs, {**tidy, **_other_sums(lengths, graphs)[1]})
     lengths = draw.until(
-        lambda: _day(draw), lambda drawn: [], fit=lambda drawn: _all_pad_more(drawn, _other_sums(drawn, graphs))
+        lambda: _day(draw),
+        lambda drawn: [_other_sums(drawn, graphs)],
+        fit=lambda drawn: _all_pad_more(drawn, _other_sums(drawn, graphs)),
     )
     _judge_buckets(call(learners, lengths, graphs), lengths, graphs, _other_sums(lengths, graphs)[1])
     _judge_buckets(call(learners, lengths, 1), lengths, 1, {})

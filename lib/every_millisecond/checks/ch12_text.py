@@ -158,7 +158,7 @@ def check_prefix(store: Callable, find: Callable, draw: Draw) -> None:
         ([one], one[:1], 0, "the prompt is shorter than a page"),
         ([zeros + one], zeros + one + [0], 2 * size, "token 0 is a token like any other"),
         ([one + two, one + three], one + two + three + [7], 2 * size, "both texts stay in the cache"),
-        ([one + two, three + two], one + two + [7], 2 * size, "the same tokens after two different pages are two pages"),
+        ([one + two, three + two], one + two + [7], 2 * size, "the same tokens after different pages are two pages"),
     ]
     for stored, prompt, want, why in cases:
         _check_find(store, find, stored, prompt, size, _good_hash, want, why)

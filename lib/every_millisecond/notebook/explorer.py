@@ -18,7 +18,9 @@ from llm_latency.roofline import FORMATS, SHAPES, StagePrediction
 HERE = "this machine"
 WIDGET = "application/vnd.jupyter.widget-view+json"
 # None of them a stage's: the stages stand in the panel beside.
-PART_COLOURS = dict(zip(roofline.PARTS, ("#000000", "#999999", "#CC79A7", "#F0E442", "#56B4E9", "#555555"), strict=True))
+PART_COLOURS = dict(
+    zip(roofline.PARTS, ("#000000", "#999999", "#CC79A7", "#F0E442", "#56B4E9", "#555555"), strict=True)
+)
 PART_HATCHES = dict(zip(roofline.PARTS, ("", "", "//", "xx", "", ".."), strict=True))
 
 

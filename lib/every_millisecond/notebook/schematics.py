@@ -426,9 +426,7 @@ def prefix_shared() -> Figure:
         ax.text(left - 0.3, y + 0.6, name, ha="right", va="center", fontsize=12, fontweight="bold", color=INK)
         box(ax, left, y, width, 1.2, "instructions, statement, notes", common, ink=INK)
         box(ax, left + width + 0.1, y, tail, 1.2, text, own, ink=INK, size=10)
-    span(
-        ax, left, left + width, 9.0, "the same ids from the first on: read once, keys and values kept"
-    )
+    span(ax, left, left + width, 9.0, "the same ids from the first on: read once, keys and values kept")
     span(ax, left + width + 0.1, left + width + tail + 0.1, 4.6, "read for this request alone", above=False, size=10)
     for x in (left + 1.2, left + width / 2, left + width - 1.2):
         ax.annotate("", (x, 6.15), (x, 7.35), arrowprops={"arrowstyle": "<->", "color": INK})
