@@ -313,19 +313,19 @@ def test_a_verdict_reads_as_a_sentence():
     """Both sides of the comparison, the claim's own range, the condition in words with its number."""
     assert claims.CHECKS["B9"]({"prefill_gain": Ratio(2.84, 2.79, 2.91), "decode_gain": 1.7}).line == (
         "B9 false here: a prefill in FP32 takes 2.84 times (2.79 to 2.91) as long as in 16 bits "
-        "(claimed: 1.6 to 2.5 times)"
+        "(the claim needs 1.6 to 2.5 times)"
     )
     assert claims.CHECKS["B12"]({"gain": spread(0.98, 1.04)}).line == (
         "B12 no measurable difference: a batch answers 1.01 times (0.98 to 1.04) as many tokens a second as the same "
-        "requests one at a time, which cannot be told from 1 (claimed: 3 to 10 times)"
+        "requests one at a time, which cannot be told from 1 (the claim needs 3 to 10 times)"
     )
     line = claims.CHECKS["A9"](DRAFT | {"gamma": 3, "gain": 1.2}).line
-    assert "by arithmetic true only if the acceptance is 0.71 or more" in line
+    assert "arithmetic allows it only if the acceptance is 0.71 or more" in line
     assert claims.CHECKS["B1"]({"cuda": 0, "flattery": 900}).line == (
-        "B1 not measured here: the claim speaks of a CUDA GPU; cuda is 0"
+        "B1 not measured here: the claim speaks of a CUDA GPU, and here there is none"
     )
     assert claims.CHECKS["A10"]({"acceptance": 0.52, "cost_ratio": 0.06}).reason == (
-        "the claim speaks of an acceptance of 75 to 85%; acceptance is 0.52"
+        "the claim speaks of an acceptance of 75 to 85%; here it is 52.0%"
     )
 
 

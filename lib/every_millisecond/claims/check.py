@@ -46,6 +46,9 @@ class Arithmetic:
         return f"{self.word} {self.text}" if self.word == "only if" else f"{self.word}: {self.text}"
 
 
+MOST_SHARE = 1.1  # a premise up to here is a share (an acceptance, a draft's cost), beyond it a count
+
+
 @dataclass(frozen=True, slots=True)
 class Need:
     """A premise: unless `figure` was given and lies in its range, a measurement does not speak of the claim."""
@@ -57,9 +60,14 @@ class Need:
 
     def unmet(self, here: Mapping[str, Interval]) -> str:
         if self.figure not in here:
-            return f"the claim speaks of {self.words}, and {self.figure} is missing"
+            return f"the claim speaks of {self.words}, and that was not measured ({self.figure})"
         found = here[self.figure].median
-        return "" if self.low <= found <= self.high else f"the claim speaks of {self.words}; {self.figure} is {found:g}"
+        if self.low <= found <= self.high:
+            return ""
+        if self.low == self.high == 1.0:  # a flag
+            return f"the claim speaks of {self.words}, and here there is none"
+        figure = f"{found:.1%}" if self.high <= MOST_SHARE else f"{found:,.0f}"
+        return f"the claim speaks of {self.words}; here it is {figure}"
 
 
 ON_CUDA = Need("cuda", "a CUDA GPU")
@@ -137,7 +145,7 @@ class Part:
     def compared(self, x: Interval) -> str:
         """What was measured beside what was claimed."""
         marks = " and ".join(f"{self.same:g}" if mark == self.same else self._plain(mark) for mark in self.marks(x))
-        return f"{self.found(x)}{marks and ', which cannot be told from '}{marks} (claimed: {self.claimed})"
+        return f"{self.found(x)}{marks and ', which cannot be told from '}{marks} (the claim needs {self.claimed})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +271,7 @@ class Claim:
         elif by_verdict[FALSE]:
             verdict, why = FALSE, by_verdict[FALSE]
             if arithmetic.word == "only if":
-                why = [*why, f"by arithmetic true {arithmetic}"]
+                why = [*why, f"arithmetic allows it {arithmetic}"]
         elif missing:
             verdict, why = NOT_MEASURED, [f"missing: {', '.join(missing)}", *measured]
         else:
