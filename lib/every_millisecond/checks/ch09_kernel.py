@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable
 
 import torch
@@ -17,6 +18,8 @@ from every_millisecond.checks.exercise import exercise
 CHAPTER = "09_one_kernel"
 GROUP = 32
 PROFILER_S = 60.0  # its first start loads a library
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler prints its start and stop among the answers
 
 
 # -- 1 ----------------------------------------------------------------------------------------------------------------
