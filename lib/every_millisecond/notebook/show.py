@@ -25,7 +25,6 @@ __all__ = [
     "machine",
     "outcome",
     "source",
-    "verdict",
 ]
 
 
@@ -78,8 +77,3 @@ def machine() -> dict[str, str | int | float | bool | None]:
     name = facts["gpu"] or f"{facts['cpu']} ({facts['cpu_capability']})"
     here(f"{name}, {facts['threads']} threads, torch {facts['torch']}")
     return facts
-
-
-def verdict(claim: str, holds: bool, why: str) -> None:
-    """Print what a measurement of this machine says of a claim, evaluated and not asserted."""
-    here(f"{claim} {'holds' if holds else 'does not hold'}: {why}")
