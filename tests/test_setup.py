@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -23,25 +25,54 @@ def pyproject_list(start: str) -> list[str]:
     return re.findall(r'^\s*"(.+)",$', block, re.MULTILINE)
 
 
+def extra(name: str) -> list[str]:
+    """An extra of one line."""
+    return re.findall(r'"([^"]+)"', re.search(rf"^{name} = \[(.*)\]$", (ROOT / "pyproject.toml").read_text(), re.M)[1])
+
+
+INSTALLED = [*pyproject_list("dependencies"), *pyproject_list("dev"), *extra("export"), *extra("serve")]
+
+
 def test_environment_yml_has_the_same_dependencies():
     """A conda user must get what a pip user gets."""
     lines = re.findall(r'^ {6}- "(.+)"$', (ROOT / "environment.yml").read_text(), re.MULTILINE)
-    assert lines == pyproject_list("dependencies") + pyproject_list("dev")
+    assert lines == INSTALLED
 
 
-def test_the_lock_names_one_version_of_every_direct_dependency():
-    """A dependency added to pyproject.toml and forgotten in the lock floats to whatever is newest."""
-    locked = dict(re.findall(r"^([\w.\-]+)==(\S+)$", (ROOT / "requirements.lock").read_text(), re.MULTILINE))
-    locked = {name.lower().replace("_", "-"): version for name, version in locked.items()}
-    for requirement in pyproject_list("dependencies") + pyproject_list("dev"):
-        name = re.match(r"[\w.\-]+", requirement)[0].lower().replace("_", "-")
-        assert name in locked, f"{name} is missing in requirements.lock"
-    assert locked["torch"] == "2.13.0"
+SYSTEMS = {
+    "linux": {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix", "platform_machine": "x86_64"},
+    "macos": {"sys_platform": "darwin", "platform_system": "Darwin", "os_name": "posix", "platform_machine": "arm64"},
+    "windows": {"sys_platform": "win32", "platform_system": "Windows", "os_name": "nt", "platform_machine": "AMD64"},
+}
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize("python", ["3.10.13", "3.11.2", "3.11.7", "3.12.1", "3.13.0", "3.14.0"])
+def test_the_lock_names_one_version_of_every_direct_dependency(python, system):
+    """A lock made with one Python ended the set-up on another: Debian 12's 3.11.2 has no soupsieve 4.1.3 .
+
+    And a dependency that is forgotten in the lock floats to whatever is newest.
+    """
+    here = SYSTEMS[system] | {"python_version": ".".join(python.split(".")[:2]), "python_full_version": python}
+    locked: dict[str, list[str]] = {}
+    for line in (ROOT / "requirements.lock").read_text().splitlines():
+        if not line.startswith("#"):
+            pinned = Requirement(line)
+            if pinned.marker is None or pinned.marker.evaluate(here):
+                locked.setdefault(canonicalize_name(pinned.name), []).append(str(pinned.specifier))
+    for requirement in map(Requirement, INSTALLED):
+        if requirement.marker is None or requirement.marker.evaluate(here):
+            found = locked.get(canonicalize_name(requirement.name))
+            assert found and len(found) == 1 and found[0].startswith("=="), f"{requirement.name}: {found}"
+            assert requirement.specifier.contains(found[0].removeprefix("==")), f"{requirement}: {found[0]}"
+    assert locked["torch"] == ["==2.13.0"]
+    if system == "linux":  # what torch's own wheel with CUDA asks for; another version ends the set-up
+        assert locked["triton"] == ["==3.7.1"]
 
 
 def test_flash_attn_is_an_extra_and_never_fatal():
     """flash-attn fails to build without a CUDA toolkit (cases.md 32): no default install may ask for it."""
-    assert not any("flash" in line for line in pyproject_list("dependencies") + pyproject_list("dev"))
+    assert not any("flash" in line for line in INSTALLED)
     assert not re.search(r"^\s*- .*flash", (ROOT / "environment.yml").read_text(), re.MULTILINE)
     assert re.search(r'^gpu = \[.*"flash-attn', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
 

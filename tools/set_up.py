@@ -18,7 +18,8 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-OLDEST, LOCKED = (3, 10), (3, 11)  # what pyproject.toml asks for; what requirements.lock was made with
+OLDEST = (3, 10)  # what pyproject.toml asks for
+LIMITS = ("-c", "requirements.lock")  # exact versions, for every Python from OLDEST on
 
 
 def pip(*arguments: str) -> None:
@@ -26,14 +27,6 @@ def pip(*arguments: str) -> None:
     done = subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", *arguments], cwd=ROOT)
     if done.returncode:
         sys.exit(f"pip could not install {' '.join(arguments)}: its reason stands above. Repeat the command to go on.")
-
-
-def constraints() -> list[str]:
-    """requirements.lock where its versions exist for this Python; it installs nothing by itself."""
-    if sys.version_info >= LOCKED:
-        return ["-c", "requirements.lock"]
-    print("    Python older than 3.11: newest versions instead of those in requirements.lock")
-    return []
 
 
 def torch_size() -> str:
@@ -71,14 +64,14 @@ def main() -> None:
     args = parser.parse_args()
     if sys.version_info < OLDEST:
         sys.exit(f"this is Python {platform.python_version()}; the course needs 3.10 or newer")
-    limits = constraints()
     if args.torch_index:
         begin = step("2/3 PyTorch, from the index given")
-        pip(*limits, "--index-url", args.torch_index, "torch")
+        # Without what it needs: such an index holds few other packages, and rarely in the versions of the lock.
+        pip(*LIMITS, "--no-deps", "--index-url", args.torch_index, "torch")
         done(begin)
     size = "PyTorch is there" if has_torch() else torch_size()
     begin = step(f"2/3 JupyterLab, PyTorch, transformers and the course itself ({size}; some minutes)")
-    pip(*limits, "-e", ".[dev]")
+    pip(*LIMITS, "-e", ".[dev,export,serve]")
     done(begin)
     begin = step("3/3 the course's model, SmolLM2-135M (94 MB to download, once; 650 MB on disk)")
     if subprocess.run([sys.executable, "-m", "every_millisecond.cli", "fetch"], cwd=ROOT).returncode:
