@@ -203,9 +203,10 @@ def test_self_check_runs_and_judges_by_the_limits():
     found = self_check("cpu")
     assert found.stage_cost_us > 0 and found.measure_ms > 0 and found.torch_timer_ms > 0 and found.ratio > 0
     assert found.device == "cpu"
-    good = SelfCheck(stage_cost_us=0.9, measure_ms=1.0, torch_timer_ms=1.02, ratio=0.98, device="cpu")
+    spread = {"ratio_low": 0.95, "ratio_high": 1.15}
+    good = SelfCheck(stage_cost_us=0.9, measure_ms=1.0, torch_timer_ms=1.02, ratio=0.98, device="cpu", **spread)
     assert good.stage_is_cheap and good.agrees and good.report().count(": ok") == 2
-    bad = SelfCheck(stage_cost_us=5.1, measure_ms=1.0, torch_timer_ms=0.9, ratio=1.11, device="cpu")
+    bad = SelfCheck(stage_cost_us=5.1, measure_ms=1.0, torch_timer_ms=0.9, ratio=1.11, device="cpu", **spread)
     assert not bad.stage_is_cheap and not bad.agrees
     assert "too much" in bad.report() and "too far apart" in bad.report()
 

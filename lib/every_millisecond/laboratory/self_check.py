@@ -27,7 +27,7 @@ class SelfCheck:
     Args:
         stage_cost_us: host time of one `with timer.stage(...)` around nothing, in microseconds, median over rounds.
         measure_ms, torch_timer_ms: the same matrix product by `measure` and by `torch.utils.benchmark.Timer`, medians.
-        ratio: `measure` over torch's timer, median of the rounds' ratios.
+        ratio: `measure` over torch's timer, median of the rounds' ratios. ratio_low, ratio_high: their p10 and p90.
         device: the clock's name.
     """
 
@@ -35,6 +35,8 @@ class SelfCheck:
     measure_ms: float
     torch_timer_ms: float
     ratio: float
+    ratio_low: float
+    ratio_high: float
     device: str
 
     @property
@@ -83,11 +85,15 @@ def self_check(device: str | None = None) -> SelfCheck:
         }
         for name in sorted(timings, reverse=turn % 2 == 1):
             timings[name]()
+    ratios = sorted(a / b for a, b in zip(ours, theirs, strict=True))
+    deciles = statistics.quantiles(ratios, n=10, method="inclusive")
     return SelfCheck(
         stage_cost_us=statistics.median(costs),
         measure_ms=statistics.median(ours),
         torch_timer_ms=statistics.median(theirs),
-        ratio=statistics.median(a / b for a, b in zip(ours, theirs, strict=True)),
+        ratio=statistics.median(ratios),
+        ratio_low=deciles[0],
+        ratio_high=deciles[-1],
         device=timer.device,
     )
 

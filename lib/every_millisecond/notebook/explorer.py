@@ -87,11 +87,13 @@ def picture(
         for part in stage.parts if stage.ms else ():
             share = part.ms / stage.ms
             colour, hatch = PART_COLOURS[part.name], PART_HATCHES[part.name]
-            label = part.name if row == len(stages) - 1 else None
+            name_of_part = part.name.replace("ffn", "FFN")
+            label = name_of_part if row == len(stages) - 1 else None
             right.barh(row, share, left=start, color=colour, hatch=hatch, edgecolor="white", height=0.6, label=label)
             if share > 0.12:
                 box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.5}
-                name_of_part = part.name.replace("projections", "projec-\ntions")
+                if share < 0.25:
+                    name_of_part = name_of_part.replace("projections", "projec-\ntions")
                 right.text(start + share / 2, row, name_of_part, ha="center", va="center", fontsize=9, bbox=box)
             start += share
     for ax in (left, right):

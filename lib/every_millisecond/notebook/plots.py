@@ -67,17 +67,22 @@ def stage_bar(
     ax: Axes,
     bars: LatencyBreakdown | Mapping[str, LatencyBreakdown | Mapping[str, float]],
     *,
-    label_share: float = 0.14,
+    label_share: float = 0.17,
 ) -> None:
     """Draw one or more requests as horizontal bars cut into the four stages, each labelled on the bar.
 
     bars: one breakdown, or {title: breakdown or {stage: ms}}, drawn from the top down. A piece smaller than
-    `label_share` of the longest bar gets no label of its own: it is named in the legend only.
+    `label_share` of the longest bar gets no label of its own: it is named in the legend only. The legend of a single
+    bar tells every stage's time, so that a stage too thin to see is not lost.
     """
     if not isinstance(bars, Mapping):
         bars = {"": bars}
     rows = {title: stage_values(bar) for title, bar in bars.items()}
     longest = max(sum(row.values()) for row in rows.values())
+    named = {stage: stage for stage in STAGES}
+    if len(rows) == 1:
+        (only,) = rows.values()
+        named = {stage: f"{stage} {ms:.0f} ms" if ms >= 100 else f"{stage} {ms:.3g} ms" for stage, ms in only.items()}
     for y, row in enumerate(rows.values()):
         left = 0.0
         for stage in STAGES:
@@ -89,7 +94,7 @@ def stage_bar(
                 color=STAGE_COLOURS[stage],
                 hatch=STAGE_HATCHES[stage],
                 edgecolor="white",
-                label=stage if y == 0 else None,
+                label=named[stage] if y == 0 else None,
             )
             if ms > label_share * longest:
                 ax.text(

@@ -56,7 +56,10 @@ def _add(key: str, column: str, value: float) -> None:
 
 
 def table(*keys: str) -> None:
-    """Print the rows for `keys`, or all rows so far: guess, physics and measurement, with how far off the guess was."""
+    """Print the rows for `keys`, or all rows so far: guess, physics and measurement, and how far off the guess was.
+
+    Off from the measurement, or from physics where nothing was measured.
+    """
     rows = _load()
     for key in keys:
         if key not in rows:
@@ -76,7 +79,7 @@ def _cell(value: float | None, unit: str) -> str:
 
 
 def _off(row: dict) -> str:
-    guessed, found = row["guess"], row.get("measured")
+    guessed, found = row["guess"], row.get("measured", row.get("physics"))
     if found is None or guessed <= 0 or found <= 0:
         return "-"
     return f"{max(guessed / found, found / guessed):.1f} times"
