@@ -313,12 +313,18 @@ def test_a_verdict_reads_as_a_sentence():
     """Both sides of the comparison, the claim's own range, the condition in words with its number."""
     assert claims.CHECKS["B9"]({"prefill_gain": Ratio(2.84, 2.79, 2.91), "decode_gain": 1.7}).line == (
         "B9 false here: a prefill in FP32 takes 2.84 times (2.79 to 2.91) as long as in 16 bits "
+        "(the claim needs 1.6 to 2.5 times); true of it: a decode step in FP32 takes 1.70 times as long as in 16 bits "
         "(the claim needs 1.6 to 2.5 times)"
     )
     assert claims.CHECKS["B12"]({"gain": spread(0.98, 1.04)}).line == (
-        "B12 no measurable difference: a batch answers 1.01 times (0.98 to 1.04) as many tokens a second as the same "
-        "requests one at a time, which cannot be told from 1 (the claim needs 3 to 10 times)"
+        "B12 no measurable difference: eight requests at once get 1.01 times (0.98 to 1.04) as many tokens a "
+        "second as one at a time, which cannot be told from 1 (the claim needs 3 to 10 times)"
     )
+    # 28% is a difference from none: what the spread leaves open is the claim's limit, and the verdict says so.
+    assert claims.CHECKS["B10"]({"saved_512": spread(0.28, 0.69)}).line.startswith(
+        "B10 no measurable difference from the claim's limit: at 512 tokens SDPA saves"
+    )
+    assert claims.CHECKS["B10"]({"saved_512": spread(-0.1, 0.3)}).words == "no measurable difference"
     line = claims.CHECKS["A9"](DRAFT | {"gamma": 3, "gain": 1.2}).line
     assert "arithmetic allows it only if the acceptance is 0.71 or more" in line
     assert claims.CHECKS["B1"]({"cuda": 0, "flattery": 900}).line == (

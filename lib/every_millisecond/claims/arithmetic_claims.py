@@ -112,8 +112,8 @@ def prefill_grows_with_the_square() -> Arithmetic:
 @claim(
     "A8",
     "decode time per token is set by model size and memory bandwidth",
-    Part("limit_share", "reading the step's bytes is {v} of a step", 0.5, form=".0%"),
-    notes={"launch_share": "issuing operators is {v:.0%} of a step"},
+    Part("limit_share", "at this machine's bandwidth its bytes account for {v} of a step", 0.5, form=".0%"),
+    notes={"launch_share": "issuing operators takes {v:.0%} of a step"},
     setting="one request at a time",
     physics={"limit_share": _own_limit},
 )
@@ -194,8 +194,8 @@ def a_step_in_6_ms() -> Arithmetic:
 @claim(
     "B6",
     "prefill is compute-bound, O(T d^2); decode is bandwidth-bound",
-    Part("prefill_share", "computing its FLOPs is {v} of a prefill's time", 0.5, form=".0%"),
-    Part("decode_share", "reading its bytes is {v} of a step's time", 0.5, form=".0%"),
+    Part("prefill_share", "at this machine's own rate its FLOPs account for {v} of a prefill", 0.5, form=".0%"),
+    Part("decode_share", "at its own bandwidth its bytes account for {v} of a step", 0.5, form=".0%"),
     setting="one request at a time",
     physics={"prefill_share": _own_limit, "decode_share": _own_limit},
 )

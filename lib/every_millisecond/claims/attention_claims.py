@@ -89,7 +89,7 @@ def flash_attention_by_length() -> Arithmetic:
 @claim(
     "B3",
     "attention about 60%, FFN about 40% of a block's prefill time (512 tokens)",
-    Part("attention_share", "attention is {v} of attention and FFN", 0.55, 0.65, form=".0%"),
+    Part("attention_share", "attention takes {v} of the time of attention and FFN together", 0.55, 0.65, form=".0%"),
     needs=(Need("tokens", "a prompt of 512 tokens", 512, 512),),
     setting="attention with its four projections",
 )
@@ -103,7 +103,7 @@ def attention_is_60_percent() -> Arithmetic:
     least, pace = least_number(lambda n: share(n) >= 0.55), share(512) / (1 - share(512)) * 0.4 / 0.6
     return Arithmetic(
         "possible" if pace >= 1 else "only if",
-        f"attention does its FLOPs at {pace:.2f} of the FFN's rate (7B)",
+        f"attention does its FLOPs at {pace:.2f} of the FFN's rate or less (7B)",
         (
             f"by FLOPs, projections and scores together: {share(512):.0%} at 512 tokens, {share(8192):.0%} at 8,192",
             f"the FFN is {1 - share(512):.0%} at 512 tokens; at equal rates attention is 55% from {least:,} tokens on, "

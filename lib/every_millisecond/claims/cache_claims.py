@@ -57,7 +57,7 @@ def int8_cache_halves() -> Arithmetic:
     "A12",
     "INT8 KV cache: 50% of the memory, 1-2% loss",
     BYTES,
-    Part("loss", "perplexity rises by {v}", 0.01, 0.02, form=".2%"),
+    Part("loss", "perplexity changes by {v}", 0.01, 0.02, form="+.2%"),
     setting="perplexity decoded through the cache",
 )
 def int8_cache_loss() -> Arithmetic:
@@ -92,6 +92,7 @@ def a_step_reads_the_whole_sequence() -> Arithmetic:
     )
 
 
+COUNTED = "1,000 requests of mixed lengths, counted, pages of 16"
 WASTE = Part("waste_paged", "{v} of the slots held in pages are empty", high=EMPTY, form=".1%")
 
 
@@ -100,6 +101,7 @@ WASTE = Part("waste_paged", "{v} of the slots held in pages are empty", high=EMP
     "PagedAttention: fixed-size pages end fragmentation",
     WASTE,
     notes={"waste_contiguous": "{v:.1%} empty in one stretch a request"},
+    setting=COUNTED,
 )
 def pages_end_fragmentation() -> Arithmetic:
     waste = {name: use.waste for name, use in count_waste().items()}
@@ -119,6 +121,7 @@ def pages_end_fragmentation() -> Arithmetic:
     "PagedAttention ends cache fragmentation and lets more requests run at once",
     Part("held_ratio", "{v} as many requests fit into the same memory", 1, same=1),
     WASTE,
+    setting=COUNTED,
     contains=("A15",),
 )
 def more_requests_at_once() -> Arithmetic:

@@ -131,9 +131,9 @@ class Part:
     def claimed(self) -> str:
         """The claim's range in words."""
         if math.isinf(self.high):
-            return f"{'more than' if self.low == self.same else 'at least'} {self._plain(self.low)}"
+            return f"more than {self.low:g}" if self.low == self.same else f"at least {self._plain(self.low)}"
         if math.isinf(self.low):
-            return f"{'less than' if self.high == self.same else 'at most'} {self._plain(self.high)}"
+            return f"less than {self.high:g}" if self.high == self.same else f"at most {self._plain(self.high)}"
         return f"{self._plain(self.low).split()[0]} to {self._plain(self.high)}"
 
     def found(self, x: Interval) -> str:
@@ -147,6 +147,10 @@ class Part:
         marks = " and ".join(f"{self.same:g}" if mark == self.same else self._plain(mark) for mark in self.marks(x))
         return f"{self.found(x)}{marks and ', which cannot be told from '}{marks} (the claim needs {self.claimed})"
 
+    def only_its_limit(self, x: Interval) -> bool:
+        """Undecided although the figure differs from "no difference": its spread holds an end of the claim's range."""
+        return bool(self.marks(x)) and self.same not in self.marks(x)
+
 
 @dataclass(frozen=True, slots=True)
 class Judged:
@@ -154,6 +158,7 @@ class Judged:
 
     here: what was measured. alarm: the figures beat physics, so that they decide nothing. recorded: what other machines
     found. settled_by: "here", "recorded" (another machine's figures settle it, not this one's) or "nothing".
+    at_its_limit: what is not measurable is a difference from the claim's limit, not a difference as such.
     """
 
     id: str
@@ -167,11 +172,17 @@ class Judged:
     alarm: str = ""
     recorded: tuple[str, ...] = ()
     settled_by: str = "nothing"
+    at_its_limit: bool = False
+
+    @property
+    def words(self) -> str:
+        """The verdict, and what a measured difference could not be told from."""
+        return f"{self.verdict} from the claim's limit" if self.at_its_limit else self.verdict
 
     @property
     def line(self) -> str:
         """The verdict as one sentence, or the alarm."""
-        return f"ALARM: {self.id}: {self.alarm}" if self.alarm else f"{self.id} {self.verdict}: {self.reason}"
+        return f"ALARM: {self.id}: {self.alarm}" if self.alarm else f"{self.id} {self.words}: {self.reason}"
 
     def report(self) -> str:
         """All of it, for `print`."""
@@ -187,7 +198,7 @@ class Judged:
     def cells(self) -> list[str]:
         """The claim as a row of a table: see `ledger.HEADERS`."""
         found = ("; ".join(lines) or "-" for lines in (self.here, self.recorded))
-        verdict = f"{self.verdict}: {self.alarm and 'ALARM: '}{self.alarm or self.reason}"
+        verdict = f"{self.words}: {self.alarm and 'ALARM: '}{self.alarm or self.reason}"
         return [self.id, self.claim, self.premise, str(self.arithmetic), *found, verdict]
 
 
@@ -277,11 +288,16 @@ class Claim:
         else:
             verdict = TIE if by_verdict[TIE] else TRUE
             why = by_verdict[verdict]
+        if verdict in (FALSE, TIE) and not refuted:
+            why = [*why, *(f"true of it: {line}" for line in by_verdict[TRUE])]
+        undecided = [(part, x) for part, x in values if x is not None and part.verdict(x) == TIE]
+        at_its_limit = verdict == TIE and all(part.only_its_limit(x) for part, x in undecided)
         alarm = f"{'; '.join(alarms)}. Suspect the clock, the count of bytes, or the peak" if alarms else ""
         stated = tuple(part.says.format(v=part.claimed) for part in self.parts)
         return Judged(
-            self.id, self.title, self.premise, stated, arithmetic, verdict, "; ".join(why), tuple(measured), alarm
-        )
+            self.id, self.title, self.premise, stated, arithmetic, verdict, "; ".join(why), tuple(measured), alarm,
+            at_its_limit=at_its_limit,
+        )  # fmt: skip
 
 
 def claim(id: str, title: str, *parts: Part, **rest) -> Callable[[Callable[[], Arithmetic]], Claim]:

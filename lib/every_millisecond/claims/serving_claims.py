@@ -39,8 +39,8 @@ def shorter_prompts() -> Arithmetic:
 @claim(
     "A13",
     "continuous batching raises throughput and may slow one request a little",
-    Part("throughput", "the batch answers {v} as many tokens a second as one request alone", 1, same=1),
-    Part("slower", "a token takes {v} as long in the batch as alone", high=1.5),
+    Part("throughput", "eight requests at once get {v} as many tokens a second as one alone", 1, same=1),
+    Part("slower", "a token takes {v} as long among eight requests as alone", high=1.5),
     setting="the same decoder on both sides",
 )
 def continuous_batching() -> Arithmetic:
@@ -58,7 +58,7 @@ def continuous_batching() -> Arithmetic:
 @claim(
     "B12",
     "batching or continuous batching: 3-10x throughput",
-    Part("gain", "a batch answers {v} as many tokens a second as the same requests one at a time", 3, 10, same=1),
+    Part("gain", "eight requests at once get {v} as many tokens a second as one at a time", 3, 10, same=1),
     setting="the same decoder on both sides",
 )
 def batching_gains() -> Arithmetic:

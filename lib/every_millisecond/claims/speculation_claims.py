@@ -14,6 +14,7 @@ GAMMAS = (3, 4, 5)
 ACCEPTANCES = (0.75, 0.80, 0.85)
 DRAWS = 400
 RULE_STEP = 1 / DRAWS  # what a sum over so many uniforms may be off by
+RULE_SHIFTS = f"the acceptance rule shifts the output's distribution by {{v}}, in a sum good to {RULE_STEP:g}"
 
 
 def least_acceptance(gain: float, gamma: int, cost_ratio: float) -> float:
@@ -66,8 +67,8 @@ def two_times() -> Arithmetic:
     needed = least_acceptance(2, 4, COST)
     return Arithmetic(
         "impossible" if needed > 1 else "only if",
-        f"the acceptance is {needed:.2f} or more (gamma 4, a draft of a tenth, and reading five tokens costs what "
-        "one costs, which ends with many requests at once)",
+        f"the acceptance is {needed:.2f} or more (gamma 4, a draft of a tenth, and reading five tokens costs no more "
+        "than reading one, which no longer holds with many requests at once)",
         _speculation_arithmetic(),
     )
 
@@ -103,7 +104,7 @@ def best_gamma_3_to_5() -> Arithmetic:
 @claim(
     "A16",
     "INT8 and speculative decoding both trade accuracy for speed",
-    Part("speculative_distance", "the acceptance rule shifts the output's distribution by {v}", RULE_STEP, form=".4f"),
+    Part("speculative_distance", RULE_SHIFTS, RULE_STEP, form=".4f"),
     Part("int8_kl", "the INT8 cache shifts it by {v} a token", 1e-9, form=".1e nats"),
     setting="the library's own acceptance rule, every draft token tried",
 )

@@ -56,7 +56,7 @@ def bf16_doubles() -> Arithmetic:
     "INT4 weights: 75% smaller, 20-50% faster when memory-bound, under 2% loss",
     Part("smaller", "the weights are {v} smaller than in BF16, scales counted", 0.74, 0.76, form=".0%"),
     Part("decode_gain", "a decode step in BF16 takes {v} as long as in INT4", 1.2, 1.5, same=1),
-    Part("loss", "perplexity rises by {v}", high=0.02, form=".1%"),
+    Part("loss", "perplexity changes by {v}", high=0.02, form="+.1%"),
     setting="one request at a time",
 )
 def int4_weights() -> Arithmetic:
