@@ -50,6 +50,14 @@ def test_what_is_too_slow_here_is_passed_over(measured):
     assert bar.ends("08").rung == "sdpa"
 
 
+def test_a_bar_that_stays_says_so(measured, capsys):
+    """Two equal bars without a word looked like a fault of the notebook."""
+    _, ms = measured
+    ms["half"] = 9000.0
+    assert bar.ends("05").rung == "kv-cache" and "was not faster" in capsys.readouterr().out
+    assert bar.ends("06").rung == "kv-cache" and "was not faster" not in capsys.readouterr().out  # it has no other
+
+
 def test_every_bar_is_a_rung_and_unknown_notebooks_are_refused():
     for names in bar.ENDS.values():
         for name in names:

@@ -11,7 +11,7 @@ from every_millisecond.notebook import trace
 from every_millisecond.notebook.trace import Span, Trace, profile_operators
 
 matplotlib.use("Agg")
-COLOURS = {"matrix product": "#000000", "attention": "#111111", "everything else": "#222222"}
+COLOURS = {"matmul": "#000000", "attention": "#111111", "everything else": "#222222"}
 
 
 def test_gaps_of_a_trace_by_hand():
@@ -64,8 +64,8 @@ def test_nothing_to_record_is_an_error():
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("aten::mm", "matrix product"),
-        ("sm90_xmma_gemm_bf16", "matrix product"),
+        ("aten::mm", "matmul"),
+        ("sm90_xmma_gemm_bf16", "matmul"),
         ("aten::_scaled_dot_product_flash_attention_for_cpu", "attention"),
         ("graph_0_cpp_fused__scaled_dot_product_flash_attention_for_cpu__to_copy_3", "everything else"),
         ("triton_red_fused_mm_mul_0", "everything else"),

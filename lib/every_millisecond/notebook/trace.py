@@ -121,14 +121,14 @@ def _one_after_another(spans: list[Span]) -> list[Span]:
 
 
 def kind_of(name: str) -> str:
-    """What a kernel does, judged by its name: "matrix product", "attention" or "everything else"."""
+    """What a kernel does, judged by its name: "matmul", "attention" or "everything else"."""
     lower = name.lower()
     if "cpp_fused" in lower or lower.startswith("triton_"):
         return "everything else"  # generated code names what it replaced, attention's mask among it
     if any(word in lower for word in ("attention", "fmha", "flash")):
         return "attention"
     if any(word in lower for word in ("mm", "gemm", "gemv", "linear", "matmul", "cutlass", "nvjet")):
-        return "matrix product"
+        return "matmul"
     return "everything else"
 
 
