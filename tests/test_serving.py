@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -225,6 +226,35 @@ def test_a_servers_children_end_with_it(tmp_path):
                 return
         time.sleep(0.05)
     pytest.fail("the server's child still listens")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="the leash is a shell at a pipe")
+def test_a_server_ends_with_a_parent_that_is_killed(tmp_path):
+    """A notebook's kernel that is killed runs no `finally`: its servers would keep memory and port for good."""
+    script = (
+        "import sys, pathlib, time; from every_millisecond.serving.servers import serving\n"
+        f"with serving({SCRIPTED!r}, pathlib.Path(sys.argv[1])) as url: print(url, flush=True); time.sleep(600)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "log")], stdout=subprocess.PIPE, text=True)
+    port = int(parent.stdout.readline().rpartition(":")[2])
+    parent.kill()
+    parent.communicate()
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) != 0:
+                return
+        time.sleep(0.05)
+    pytest.fail("the server outlived its parent")
+
+
+def test_a_servers_environment_is_its_own(tmp_path):
+    script = "import os, sys; sys.exit('offline: ' + os.environ['HF_HUB_OFFLINE'])"
+    with pytest.raises(servers.ServerFailed, match="offline: 1"):
+        with servers.serving(
+            [sys.executable, "-c", script], tmp_path / "log", environment=os.environ | {"HF_HUB_OFFLINE": "1"}
+        ):
+            pass
 
 
 # -- the command --

@@ -476,3 +476,61 @@ def quantised_cache() -> Figure:
     ax.text(2.6, 0.35, "a score sums over channels: q times k", ha="left", va="center", fontsize=10, color=INK)
     ax.text(13.2, 0.35, "the result sums over tokens: weights times v", ha="left", va="center", fontsize=10, color=INK)
     return fig
+
+
+def weights_to_server() -> Figure:
+    """From a model's folder to its users: three formats, who serves each, and where the times over HTTP come from."""
+    fig, ax = canvas(11.5, 5.4, 23, 10.8, "From weights to a server")
+    weights, waiting, running = METHOD_COLOURS[4], "#DDDDDD", METHOD_COLOURS[3]
+    for x, text in ((0.2, "what you have"), (5.0, "a format"), (11.0, "a server"), (18.4, "users, over HTTP")):
+        ax.text(x, 9.9, text, ha="left", va="center", fontsize=12, fontweight="bold", color=INK)
+    box(ax, 0.2, 5.0, 3.3, 3.4, "weights\ntokenizer\ntemplate\nconfiguration", weights, ink=INK, size=10)
+
+    def arrow(begin: tuple[float, float], end: tuple[float, float]) -> None:
+        ax.annotate("", end, begin, arrowprops={"arrowstyle": "->", "color": INK, "lw": 1.4})
+
+    rows = (
+        (7.9, "safetensors", "a folder, as it is", "transformers serve", 1, 4),
+        (5.9, "GGUF", "one file, often quantised", "llama.cpp's server", 4, 1),
+        (3.9, "ONNX", "weights and graph", "", 0, 0),
+    )
+    for y, name, what, server, slots, queue in rows:
+        arrow((3.6, 6.7), (4.9, y + 0.7))
+        box(ax, 5.0, y, 4.6, 1.4, f"{name}\n{what}", weights, ink=INK, size=10)
+        arrow((9.7, y + 0.7), (10.9, y + 0.7))
+        if not server:
+            ax.text(
+                11.0, y + 0.7, "a runtime that your own program calls", ha="left", va="center", fontsize=10, color=INK
+            )
+            continue
+        ax.add_patch(plt.Rectangle((11.0, y - 0.15), 6.2, 1.7, facecolor="none", edgecolor=INK, linewidth=1.2))
+        ax.text(11.2, y + 1.2, server, ha="left", va="center", fontsize=10, fontweight="bold", color=INK)
+        for i in range(queue):
+            box(ax, 11.3 + 0.5 * i, y + 0.1, 0.45, 0.6, "", waiting)
+        for i in range(slots):
+            box(ax, 16.5 - 0.5 * i, y + 0.1, 0.45, 0.6, "", running)
+        ax.text(
+            18.4,
+            y + 0.7,
+            f"{slots + queue} ask, {slots} served at once",
+            ha="left",
+            va="center",
+            fontsize=10,
+            color=INK,
+        )
+        arrow((18.2, y + 1.0), (17.3, y + 1.0))
+        arrow((17.3, y + 0.4), (18.2, y + 0.4))
+    for x, colour, text in ((11.0, waiting, "a request that waits"), (15.2, running, "one in the passes")):
+        box(ax, x, 2.75, 0.45, 0.6, "", colour)
+        ax.text(x + 0.6, 3.05, text, ha="left", va="center", fontsize=10, color=INK)
+    ax.text(0.2, 1.65, "one answer", ha="left", va="center", fontsize=11, fontweight="bold", color=INK)
+    left = 3.6
+    for width, text, colour in ((3.2, "waits", waiting), (4.2, "prompt is read", STAGE_COLOURS["prefill"])):
+        box(ax, left, 1.2, width, 0.9, text, colour, ink=INK if colour == waiting else "white", size=10)
+        left += width
+    for _ in range(6):
+        box(ax, left, 1.2, 1.1, 0.9, "", STAGE_COLOURS["decode"])
+        left += 1.1
+    span(ax, 3.6, 11.0, 0.85, "time to first token (TTFT)", above=False, size=10)
+    span(ax, 11.0, 17.6, 0.85, "then time per output token (TPOT), each", above=False, size=10)
+    return fig

@@ -1,4 +1,7 @@
-"""A server on this machine for as long as a block runs: a free port, a health check, its output kept, always ended."""
+"""A server on this machine for as long as a block runs: a free port, a health check, its output kept, always ended.
+
+Always: also when this process is killed (a notebook's kernel is, at times) and can clean up nothing.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from every_millisecond.processes import printable
@@ -31,12 +34,18 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def serving(
-    command: Sequence[str], log: Path, *, port: int | None = None, health: str = "/health", limit_s: float = 120.0
+    command: Sequence[str],
+    log: Path,
+    *,
+    port: int | None = None,
+    health: str = "/health",
+    limit_s: float = 120.0,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[str]:
     """Start a server and yield its address once it answers; end it, and all it started, when the block ends.
 
     command: its words; "{port}" in them stands for the port. log: where its output goes. health: a path that answers
-    200 when the server is ready.
+    200 when the server is ready. environment: the server's; None: this process's own.
 
     Raises ServerFailed with its last words if it ends, does not answer within `limit_s`, or its port is taken;
     FileNotFoundError if there is no such program.
@@ -48,12 +57,36 @@ def serving(
     words = [word.replace("{port}", str(port)) for word in command]
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
-        process = subprocess.Popen(words, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+            env=None if environment is None else dict(environment),
+        )  # fmt: skip
         try:
-            _wait(process, f"http://127.0.0.1:{port}", health, limit_s, words[0], log)
-            yield f"http://127.0.0.1:{port}"
+            with _leash(process):
+                _wait(process, f"http://127.0.0.1:{port}", health, limit_s, words[0], log)
+                yield f"http://127.0.0.1:{port}"
         finally:
             _end(process)
+
+
+@contextlib.contextmanager
+def _leash(process: subprocess.Popen) -> Iterator[None]:
+    """While the block runs, a shell waits at a pipe that only this process holds: it closes when we end, however we do,
+    and then the shell kills the server's process group."""
+    if os.name != "posix":
+        yield
+        return
+    script = f"read _; kill -s KILL -- -{process.pid}"
+    quiet = subprocess.DEVNULL
+    shell = subprocess.Popen(
+        ["/bin/sh", "-c", script], stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, start_new_session=True
+    )
+    try:
+        yield
+    finally:
+        shell.kill()
+        shell.wait()
+        shell.stdin.close()
 
 
 def _wait(process: subprocess.Popen, url: str, health: str, limit_s: float, name: str, log: Path) -> None:
