@@ -183,7 +183,11 @@ def reach_every_verdict(check: Claim, witness: Witness) -> None:
             assert check.arithmetic().word == "impossible" and judged.line.startswith(f"ALARM: {check.id}: ")
             continue
         assert judged.verdict == verdict and not judged.alarm, f"{check.id}: {judged.line}; expected {verdict}"
-        assert judged.reason and judged.line.startswith(f"{check.id} {verdict}: ")
+        assert (
+            judged.reason
+            and judged.line.startswith(f"{check.id} {judged.words}: ")
+            and judged.words.startswith(verdict)
+        )
 
 
 @pytest.mark.parametrize("name", claims.CHECKS)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from every_millisecond import openmp
 from llm_latency import files, hardware, host
 
 
@@ -108,6 +109,24 @@ def test_half_a_core_and_two_gigabytes_in_version_two(machine):
     assert hardware.machine_facts()["cores"] == 1 and hardware.machine_facts()["memory_gb"] == 2.1
     machine("sys/fs/cgroup/cpu.max", "250000 100000")  # two and a half: three threads, one of them held back at times
     assert host.usable_cores() == 3
+
+
+def test_threads_keep_to_the_cores_granted(machine, monkeypatch):
+    """Fault (38): the quota was read and printed, and PyTorch still ran a thread for each core of the host."""
+    machine("proc/self/cgroup", "0::/")
+    machine("sys/fs/cgroup/cpu.max", "100000 100000")
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        assert hardware.limit_threads() == torch.get_num_threads() == 1
+        machine("sys/fs/cgroup/cpu.max", "max 100000")
+        assert hardware.limit_threads() == 1  # fewer than there are cores: somebody's choice
+    finally:
+        torch.set_num_threads(before)
+    machine("sys/fs/cgroup/cpu.max", "200000 100000")
+    monkeypatch.setattr(host.os, "cpu_count", lambda: HOST_CORES)
+    assert openmp.process_environment({})["OMP_NUM_THREADS"] == "2"
+    assert openmp.process_environment({"OMP_NUM_THREADS": "5"})["OMP_NUM_THREADS"] == "5"
 
 
 def test_the_tightest_group_above_counts(machine):

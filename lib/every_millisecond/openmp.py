@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from llm_latency import files
+from llm_latency.host import usable_cores
 
 _SEPARATORS = {" ", ":"}  # of names in LD_PRELOAD
 
@@ -50,8 +51,11 @@ def preloadable() -> str | None:
 
 def process_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment in which to start a fresh Python process that uses torch: `base` (None: this process's own) with
-    torch's own libgomp preloaded. What was preloaded before stays; called twice, it changes nothing more."""
+    torch's own libgomp preloaded, and as many threads as a container grants where that is fewer than it shows. What
+    was preloaded or chosen before stays; called twice, it changes nothing more."""
     environment = dict(os.environ if base is None else base)
+    if usable_cores() < (os.cpu_count() or 1):
+        environment.setdefault("OMP_NUM_THREADS", str(usable_cores()))
     library = preloadable()
     if library is not None:
         preloaded = environment.get("LD_PRELOAD", "").replace(":", " ").split()

@@ -72,6 +72,18 @@ def half_dtype(device: str | torch.device | None = None) -> torch.dtype:
     return torch.float16 if device.type == "cuda" and not bf16_is_native(device) else torch.bfloat16
 
 
+def limit_threads() -> int:
+    """Give PyTorch no more threads than this process has cores; returns how many it has now.
+
+    PyTorch counts the host's cores. In a container with a quota (`docker run --cpus=2` on 64 cores) it starts a thread
+    for each of them, which then wait for one another. Fewer threads, chosen by `torch.set_num_threads` or
+    OMP_NUM_THREADS, stay.
+    """
+    if torch.get_num_threads() > (cores := usable_cores()):
+        torch.set_num_threads(cores)
+    return torch.get_num_threads()
+
+
 def machine_facts() -> dict[str, str | int | float | bool | None]:
     """Names, versions and sizes that a result must carry so that another person can judge it."""
     import transformers

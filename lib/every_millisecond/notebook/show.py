@@ -72,7 +72,9 @@ def in_run(text: str) -> None:
 
 
 def machine() -> dict[str, str | int | float | bool | None]:
-    """Print which machine all figures of a notebook come from; returns `hardware.machine_facts()`."""
+    """Print which machine all figures of a notebook come from; returns `hardware.machine_facts()`. From then on PyTorch
+    has no more threads than cores are granted."""
+    hardware.limit_threads()
     facts = hardware.machine_facts()
     name = facts["gpu"] or f"{facts['cpu']} ({facts['cpu_capability']})"
     here(f"{name}, {facts['threads']} threads, torch {facts['torch']}")
