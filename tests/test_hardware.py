@@ -22,6 +22,7 @@ def cache(tmp_path, monkeypatch):
 @pytest.fixture
 def fake(monkeypatch):
     """Ceilings that cost nothing, and count how often they are measured."""
+    monkeypatch.setattr(hardware, "_matmul_gflops", lambda side, dtype, device: 1.0)
     calls = []
 
     def measure(device=None):
@@ -43,6 +44,22 @@ def test_ceilings_are_measured_once_and_again_when_anything_changes(cache, fake,
     hardware.ceilings("cpu")
     assert len(fake) == 3
     assert len(json.loads((cache / "ceilings.json").read_text())) == 2
+
+
+def test_ceilings_of_a_busy_machine_are_measured_again(cache, fake, monkeypatch):
+    """Fault: figures kept from a busy minute, 2.5 times too low, and every later step beat physics."""
+    now = {"gflops": 1.2}  # of a quick product; the fake's stored ceiling is 1.0
+    monkeypatch.setattr(hardware, "_matmul_gflops", lambda side, dtype, device: now["gflops"])
+    monkeypatch.setattr(hardware, "_trusted", set())
+    hardware.ceilings("cpu")
+    hardware.ceilings("cpu")
+    assert len(fake) == 1  # 20% is scatter
+    now["gflops"] = 2.5
+    hardware.ceilings("cpu")
+    assert len(fake) == 1  # tried once a process
+    hardware._trusted.clear()
+    hardware.ceilings("cpu")
+    assert len(fake) == 2
 
 
 def test_a_read_only_cache_still_measures_and_says_so(cache, fake, monkeypatch):
