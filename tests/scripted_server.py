@@ -92,6 +92,10 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
                 writer.write(HEAD + chunk(ROLE) + chunk(WORDS[0]))
                 await writer.drain()
                 return
+            elif script == "closes behind":  # whole, and the connection ends without a word: as llama.cpp does
+                writer.write(HEAD + b"".join(map(chunk, SCRIPTS["usage last"])) + b"0\r\n\r\n")
+                await writer.drain()
+                return
             elif script == "stalls":
                 writer.write(HEAD + chunk(ROLE) + chunk(WORDS[0]))
                 await asyncio.sleep(3600)

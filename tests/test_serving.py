@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from every_millisecond.cli import app
 from every_millisecond.serving import load, report, servers
-from every_millisecond.serving.client import Answer, ask, check_url
+from every_millisecond.serving.client import Answer, ask, check_url, one_each
 from every_millisecond.serving.events import EventDecoder
 
 SCRIPTED = [sys.executable, str(Path(scripted_server.__file__)), "{port}"]
@@ -94,6 +94,16 @@ def test_time_per_token_goes_by_the_servers_count():
     found = Answer(due=0.0, arrivals=[1.0, 1.6], tokens=7)
     assert found.tpot_ms == pytest.approx(100)
     assert Answer(due=0.0, arrivals=[1.0]).tpot_ms is None
+
+
+def test_answers_of_one_session_share_no_connection(url):
+    """llama.cpp closes a connection behind each stream and offers to keep it: the next request on it was lost."""
+
+    async def ten() -> list[Answer]:
+        async with one_each() as session:
+            return [await ask(session, url, MESSAGES, model="closes behind", max_tokens=5) for _ in range(10)]
+
+    assert [found.error for found in asyncio.run(ten())] == [None] * 10
 
 
 # -- bad ones --

@@ -62,6 +62,15 @@ def check_url(url: str) -> str:
     return url.rstrip("/").removesuffix("/v1")
 
 
+def one_each() -> aiohttp.ClientSession:
+    """A session whose requests have a connection each, as from one more user, and no limit to how many.
+
+    llama.cpp's server offers to keep a connection and closes it behind each stream: a request that is on its way on it
+    by then is lost, and would count as the server's failure. Make it where an event loop runs.
+    """
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True))
+
+
 async def ask(
     session: aiohttp.ClientSession,
     url: str,
@@ -75,8 +84,8 @@ async def ask(
 ) -> Answer:
     """Send one chat request and take the times of its stream. Never raises for what a server does: see `Answer.error`.
 
-    due: when the request should have been sent, if not now. stall_s: so long without a byte ends it. options: further
-    fields of the request's body.
+    session: see `one_each`. due: when the request should have been sent, if not now. stall_s: so long without a byte
+    ends it. options: further fields of the request's body.
     """
     body = {
         "model": model, "messages": messages, "max_tokens": max_tokens, "temperature": 0, "stream": True,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import aiohttp
 import numpy as np
 
-from every_millisecond.serving.client import STALL_S, Answer, ask
+from every_millisecond.serving.client import STALL_S, Answer, ask, one_each
 from llm_latency.arguments import check_count, check_number
 
 LATE_MS = 5.0  # the client's own delay at its 99th percentile, beyond which its figures say something about itself
@@ -154,8 +154,7 @@ async def open_load(
         progress(done)
         return answer
 
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)  # no queue of the client's own
-    async with aiohttp.ClientSession(connector=connector) as session:
+    async with one_each() as session:  # no queue of the client's own
         begin = time.perf_counter() + 0.05
         answers = await asyncio.gather(*(one(session, number) for number in range(requests)))
         return LoadResult(rate, tuple(answers), time.perf_counter() - begin, limits_ms)
