@@ -41,7 +41,8 @@ def test_breaks_are_found_and_the_cells_behind_them_run(tmp_path, profile, dtype
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
     path = tmp_path / "99_planted.ipynb"
     nbformat.write(notebook, path)
-    breaks, _ = notebooks.play(path, profile, seconds=300)
+    (played,) = notebooks.play([path], profile, seconds=300)
+    breaks = played.breaks
     assert [found.cell for found in breaks] == [1, 2], breaks
     assert "same device" in breaks[0].error and "numpy" in breaks[1].error
 

@@ -130,6 +130,19 @@ def _no_inference_mode() -> Iterator[None]:
         yield
 
 
+def _on_the_host_alone(init):
+    """The profiler without its CUDA half, which fails anew at every operator, and takes its time over saying so.
+
+    What it tells of the device is zero.
+    """
+
+    def patched(self, *args, activities=None, **options) -> None:
+        kept = [a for a in activities or () if a != torch.profiler.ProfilerActivity.CUDA]
+        init(self, *args, activities=kept or None, **options)
+
+    return patched
+
+
 def _handed_back(model=None, **_):
     """torch.compile without compiling."""
     return (lambda function: function) if model is None else model
@@ -157,6 +170,8 @@ def pretend(card: str = "A100-80GB") -> Iterator[Gpu]:
         enter(mock.patch.object(torch, "Generator", Generator))
         enter(mock.patch.object(torch, "compile", _handed_back))
         enter(mock.patch.object(nn.Module, "_apply", _apply_and_keep_ties(nn.Module._apply)))
+        recorder = torch.profiler.profile.__mro__[1]
+        enter(mock.patch.object(recorder, "__init__", _on_the_host_alone(recorder.__init__)))
         for kind in (DeviceTensor, state.Stream, state.Event, state.Graph, state.GraphCapture):
             enter(mock.patch.object(kind, "gpu", gpu, create=True))
         gpu.default_stream = gpu.stream = state.Stream()

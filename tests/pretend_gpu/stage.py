@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, PreTrainedModel, Qwen2Config
 
+from pretend_gpu.card import CARDS
 from pretend_gpu.patches import pretend
 
 CARDS_OF = {
@@ -24,6 +25,7 @@ CARDS_OF = {
     "qwen2.5-7b": "A100-40GB",
     "llama-7b-shape": "A100-40GB",
 }
+LARGER = {"T4": "L4", "A100-40GB": "A100-80GB"}
 TOKENIZER = 49_152  # ids of the bundled tokenizer, which every profile has here
 NEW_TOKENS = 6
 READING = 3000  # characters of the text that perplexity is taken of, some 680 tokens
@@ -35,7 +37,7 @@ def tiny_config(name: str) -> PretrainedConfig:
     """The configuration that stands for a model of the hub. Raises KeyError for one that no profile names."""
     return {
         "Qwen/Qwen2.5-7B-Instruct": lambda: Qwen2Config(
-            **_QWEN, intermediate_size=1184, num_hidden_layers=4, num_attention_heads=7, num_key_value_heads=1,
+            **_QWEN, intermediate_size=1184, num_hidden_layers=3, num_attention_heads=7, num_key_value_heads=1,
             vocab_size=TOKENIZER + 256, tie_word_embeddings=False,
         ),
         "Qwen/Qwen2.5-0.5B-Instruct": lambda: Qwen2Config(
@@ -43,7 +45,7 @@ def tiny_config(name: str) -> PretrainedConfig:
             num_key_value_heads=1, vocab_size=TOKENIZER + 128, tie_word_embeddings=True,
         ),
         "HuggingFaceTB/SmolLM2-1.7B-Instruct": lambda: LlamaConfig(
-            **_LLAMA, hidden_size=256, intermediate_size=1024, num_hidden_layers=4, num_attention_heads=4,
+            **_LLAMA, hidden_size=256, intermediate_size=1024, num_hidden_layers=3, num_attention_heads=4,
         ),
         "SmolLM2-135M-Instruct": lambda: LlamaConfig(  # as a draft
             **_LLAMA, hidden_size=192, intermediate_size=512, num_hidden_layers=2, num_attention_heads=3,
@@ -53,7 +55,7 @@ def tiny_config(name: str) -> PretrainedConfig:
 
 
 SHAPES = {
-    "llama-7b-shape": dict(num_hidden_layers=4, hidden_size=256, intermediate_size=688, num_attention_heads=4),
+    "llama-7b-shape": dict(num_hidden_layers=3, hidden_size=256, intermediate_size=688, num_attention_heads=4),
     "llama-160m-shape": dict(num_hidden_layers=2, hidden_size=128, intermediate_size=512, num_attention_heads=2),
 }
 
@@ -133,13 +135,24 @@ def use_short_measurements() -> None:
 def set_the_stage(profile: str, stack: contextlib.ExitStack) -> None:
     """Open the pretend device of a profile on the stack, and let the course play on it."""
     os.environ["LLM_LATENCY_PROFILE"] = profile
-    stack.enter_context(pretend(CARDS_OF[profile]))
+    stack.enter_context(pretend(os.environ.get("PRETEND_GPU_CARD") or CARDS_OF[profile]))
     use_tiny_models(profile)
     use_short_measurements()
 
 
-def child_environment(profile: str) -> dict[str, str]:
+def card_for(profile: str, number: str) -> str:
+    """The profile's card; for a notebook that the true models do not fit there, the next larger one of ours."""
+    from every_millisecond import gpu_memory
+
+    card = CARDS_OF[profile]
+    if number in gpu_memory.NOTEBOOKS and gpu_memory.count(number, profile).nbytes > CARDS[card].total_memory:
+        return LARGER[card]
+    return card
+
+
+def child_environment(profile: str, card: str | None = None) -> dict[str, str]:
     """For processes that a notebook starts: they find themselves on the stage, too (`child/sitecustomize.py`)."""
     here = Path(__file__).parent
     paths = [str(here / "child"), str(here.parent), os.environ.get("PYTHONPATH", "")]
-    return {"PRETEND_GPU_PROFILE": profile, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    own = {"PRETEND_GPU_PROFILE": profile, "PRETEND_GPU_CARD": card or CARDS_OF[profile]}
+    return own | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}

@@ -23,6 +23,22 @@ LIKE = {"empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "rand
         "new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided"}  # fmt: skip
 
 
+def _widened(func):
+    """A product of 16-bit matrices with many rows: summed in FP32 as on a GPU, which a CPU without BF16 does faster."""
+
+    def product(*values: Tensor, **named) -> Tensor:
+        half = values[0].dtype
+        if half not in (torch.bfloat16, torch.float16) or values[-2].shape[-2] < 8:
+            return func(*values, **named)
+        return func(*(x.float() for x in values), **named).to(half)
+
+    return product
+
+
+WIDENED = {func: _widened(func) for func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default,
+                                              torch.ops.aten.bmm.default)}  # fmt: skip
+
+
 class DeviceTensor(Tensor):
     """A tensor on the pretend device: `held` is the CPU tensor with its values, `block` the memory it stands for."""
 
@@ -186,7 +202,7 @@ def _run(gpu: Gpu, func, args: tuple, kwargs: dict, tensors: list[Tensor]):
     values, named = change(_held, args), change(_held, kwargs)
     capture = gpu.capture
     kernel = CUDA_ONLY.get(func._schema.name.removeprefix("aten::"))
-    compute = functools.partial(kernel, gpu.card) if kernel else func
+    compute = functools.partial(kernel, gpu.card) if kernel else WIDENED.get(func, func)
     with gpu.standing_aside():
         if capture is not None:
             for x in tensors:
