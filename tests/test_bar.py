@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import types
+from pathlib import Path
 
 import pytest
+import torch
 
 from every_millisecond.ladder import rungs
 from every_millisecond.notebook import bar, plots
@@ -95,3 +98,25 @@ def test_a_slow_machine_has_a_first_bar(monkeypatch, answer_ms, answers):
     assert bar._measure("half", None) is None and asked == []
     first = bar._measure(rungs.BASELINE, None)
     assert first.total_ms == answer_ms and asked.count(bar.NEW_TOKENS) == answers
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(torch.cuda.is_available(), reason="fills a pretended card")
+@pytest.mark.pretend_card("T4")
+def test_a_card_too_small_is_refused_before_a_bar_is_measured(gpu, measured, monkeypatch):
+    """Guards against a notebook whose first cells run and whose middle dies of CUDA's out-of-memory error."""
+    asked, _ = measured
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (int(1e9), int(15.8e9)))
+    for number in bar.ENDS:
+        with pytest.raises(RuntimeError, match=rf"notebook {number} on profile smollm2-135m needs .* GB"):
+            bar.opens(number)
+    assert not asked and gpu.allocated == 0
+
+
+def test_every_notebook_opens_its_bar_before_it_loads():
+    """Guards against a check of the card that comes after the models."""
+    for path in (Path(__file__).parents[1] / "notebooks").glob("[0-9]*.ipynb"):
+        cells = [cell["source"] for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+        source = "".join("".join(cell) for cell in cells)
+        check = min(source.find(f'{name}("{path.name[:2]}")') % (1 << 40) for name in ("bar.opens", "check_card"))
+        assert check < source.find("load_target(") % (1 << 40), path.name

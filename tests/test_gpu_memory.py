@@ -147,6 +147,16 @@ def test_what_others_use_is_not_ours(monkeypatch):
         gpu_memory.check_card("04", "smollm2-135m")
 
 
+@pytest.mark.cuda
+@pytest.mark.skipif(torch.cuda.is_available(), reason="fills a pretended card")
+@pytest.mark.pretend_card("T4")
+def test_what_we_hold_ourselves_is_free(monkeypatch):
+    """Guards against a set-up cell that, run a second time, refuses the card for the models that its notebook holds."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (int(1e9), int(15.8e9)))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device=None: int(14e9))
+    gpu_memory.check_card("04", "smollm2-135m")
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
 def test_without_a_gpu_there_is_nothing_to_refuse():
     """Guards against a set-up cell that refuses the CPU, on which every notebook runs."""

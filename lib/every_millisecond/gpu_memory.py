@@ -89,7 +89,8 @@ def decoder_bytes(
 ) -> int:
     """What a FastDecoder adds to the model in dtype `source` that it is made from: its matrices, tables and caches.
 
-    A head or embedding in the model's own dtype is the model's tensor, and no copy.
+    In the model's own dtype, what is fused with nothing else is the model's tensor, and no copy: embedding, head, and
+    the last matrices of attention and FFN.
     """
     compute = "float32" if weights == "float32" else "bfloat16"
     head = head or ("int8" if weights == "int4" else weights)
@@ -98,7 +99,7 @@ def decoder_bytes(
         total += packed_bytes(shape.vocab, shape.hidden, head, copies)
     q, k, v, out = shape.attention_matrices()
     gate, up, down = shape.ffn_matrices()
-    fused = [(q[0] + k[0] + v[0], shape.hidden), out, (gate[0] + up[0], shape.hidden), down]
+    fused = [(q[0] + k[0] + v[0], shape.hidden), (gate[0] + up[0], shape.hidden)] + [out, down] * (weights != source)
     layer = sum(packed_bytes(*matrix, weights, copies) for matrix in fused)
     layer += shape.layer_bias_values() * FORMATS[compute].bits // 8 + 2 * shape.hidden * 4
     cache = FORMATS["float32" if compute == "float32" or not bf16 else "bfloat16"].bits // 8
@@ -137,13 +138,13 @@ class Book:
 
     @property
     def half(self) -> str:
-        """The 16-bit format, by its bytes: FP16 and BF16 are of one size."""
-        return "bfloat16"
+        """The 16-bit format that the card multiplies. A fast decoder's is BF16 in any case."""
+        return "bfloat16" if self.bf16 else "float16"
 
     @property
     def own(self) -> str:
         """The profile's own dtype."""
-        return "float32" if self.profile == "smollm2-135m" else "bfloat16"
+        return "float32" if self.profile == "smollm2-135m" else self.half
 
     @property
     def nbytes(self) -> int:
@@ -289,23 +290,28 @@ def _07(book: Book) -> None:
 def _08(book: Book) -> None:
     own, shape = book.own, book.shape
     book.target(10, "the model", own)
-    book.calls["from_model"] += 1  # cell 14: all formats in one call
-    kinds = {"BF16": "bfloat16", "INT8": "int8", "INT4": "int4", "INT4, head INT8": "int4"}
-    kinds = ({"FP32": "float32"} if own == "float32" else {}) | kinds
+    book.calls["from_model"] += 1  # cell 14: all formats in one call, the last first
+    kinds = {"INT4, head INT8": "int4", "INT4": "int4", "INT8": "int8", "BF16": "bfloat16"}
+    kinds |= {"FP32": "float32"} if own == "float32" else {}
     for name, weights in kinds.items():
         head = "int4" if name == "INT4" else None
         book.held[name] = decoder_bytes(shape, weights, source=own, head=head, copies=False, bf16=book.bf16)
         book.passing(14, {"rounding": rounding_bytes(shape, weights, head)})
-    book.calls["load_target"] += 1  # cell 18: the model itself where it is in 16 bits already
-    if own == "float32":
-        book.hold(18, "the model in BF16", model_bytes(shape, "bfloat16"))
-        book.free("the model in BF16")
-    # A tied head or an embedding in the model's own dtype stays with the decoders that share it.
-    book.held["the model"] = FORMATS[own].nbytes(shape.vocab, shape.hidden) * (1 if shape.tied else 2)
+    # What is left of the model in cell 18: the tensors that a decoder in the model's dtype shares with it.
+    shared = [(shape.vocab, shape.hidden)] * (1 if shape.tied else 2)
+    shared += [shape.attention_matrices()[3], shape.ffn_matrices()[2]] * shape.layers
+    book.held["the model"] = sum(FORMATS[own].nbytes(*matrix) for matrix in shared) * (own != "float16")
+    if own != "bfloat16":
+        book.hold(18, "the model, narrowed in place", model_bytes(shape, "bfloat16"))
+        book.free("the model, narrowed in place")
     book.scored(24)
-    book.free("the model", "INT4", *(["FP32"] if own == "float32" else []))
+    book.free("the model", *kinds)
     book.target(25, "the model again", own)
     book.passing(25, {"a matrix being rounded, FP32": 4 * shape.vocab * shape.hidden * 3})
+    book.calls["from_model"] += 1  # cell 28: three formats in one call
+    for weights in ("int4", "int8", "bfloat16"):
+        book.held[weights] = decoder_bytes(shape, weights, source=own, copies=False, bf16=book.bf16)
+        book.passing(28, {"rounding": rounding_bytes(shape, weights)})
     book.calls["from_model"] += 1  # cell 29: on a CPU alone
 
 
@@ -328,26 +334,25 @@ def _09(book: Book) -> None:
 def _10(book: Book) -> None:
     draft, shape = PAIRS[book.profile][1], book.shape
     book.passing(3, {"the bar's model": model_bytes(shape, "float32")})
-    book.hold(12, "the model", model_bytes(shape, book.own))
+    book.hold(13, "the model", model_bytes(shape, book.own))
     added = decoder_bytes(shape, "bfloat16", source=book.own, bf16=book.bf16)
-    book.hold(12, "our target, BF16", added)
-    book.hold(12, "the draft that decodes", 2 * model_bytes(draft, book.own))
+    book.hold(13, "our target, BF16", added)
+    book.hold(13, "the draft that decodes", 2 * model_bytes(draft, book.own))
     rows = 4096 + 2 * shape.hidden  # the head's rows, and the matrix that joins embedding and feature
     layer = sum(out * into for out, into in shape.layer_matrices()) + rows * shape.hidden
-    book.hold(12, "an untrained layer as draft", FORMATS[book.own].bits // 8 * layer)
-    book.calls["from_model"] += 2  # cells 15 and 30: on a CPU alone
+    book.hold(13, "an untrained layer as draft", FORMATS[book.own].bits // 8 * layer)
+    book.calls["from_model"] += 2  # cells 16 and 31: on a CPU alone
     book.free("the model", "our target, BF16", "the draft that decodes", "an untrained layer as draft")
     book.rung(35, book.own, "int4")
 
 
 def _11(book: Book) -> None:
-    fast = "bfloat16" if book.bf16 else "float32"
     book.passing(3, {"the bar's model": model_bytes(book.shape, "float32")})
-    book.target(10, "the model", fast)
-    book.calls["load_target"] += 1  # cell 10: either the kernel's model or this one
-    book.calls["from_model"] += 3  # cells 10 and 13: on a CPU alone
-    book.cache(17, "its cache", ANSWER, fast)
-    book.cache(17, "pages of three engines", 3 * 512 * 16, fast)
+    book.target(11, "the model", book.half)
+    book.calls["load_target"] += 1  # cell 11: either the kernel's model or this one
+    book.calls["from_model"] += 3  # cells 11 and 14: on a CPU alone
+    book.cache(17, "its cache", ANSWER, book.half)
+    book.cache(17, "pages of three engines", 3 * 512 * 16, book.half)
 
 
 def _12(book: Book) -> None:
@@ -364,13 +369,15 @@ def _13(book: Book) -> None:
     book.target(14, "the model in 16 bits", book.half)
     book.copied(14, "a copy in 4 bits", book.half, book.half)
     book.scored(14, texts=2)
+    book.free("a copy in 4 bits")
     book.hold(17, "a copy in 2 bits", model_bytes(book.shape, book.half))
-    book.decoder(17, "the decoder that miscounts", "bfloat16", source=book.half)
     book.scored(17, texts=2)
+    book.free("a copy in 2 bits")
+    book.decoder(17, "the decoder that miscounts", "bfloat16", source=book.half)
+    book.free("the decoder that miscounts")
+    book.hold(19, "the copy in 4 bits again", model_bytes(book.shape, book.half))
     book.cache(19, "ten answers", 10 * 128, book.half)
-    book.free(
-        "the model in 16 bits", "a copy in 4 bits", "a copy in 2 bits", "the decoder that miscounts", "ten answers"
-    )
+    book.free("the model in 16 bits", "the copy in 4 bits again", "ten answers")
     book.rung(30, book.own, "int4")
 
 
@@ -406,12 +413,14 @@ def needs(profile: str) -> dict[str, int]:
 def check_card(notebook: str, profile: str | None = None) -> None:
     """Raise RuntimeError if this machine's GPU cannot hold a notebook on a profile, before anything is loaded.
 
-    Without a GPU there is nothing to say. None: the profile that would be chosen here.
+    Without a GPU there is nothing to say. What this process holds itself counts as free: a notebook frees it before it
+    fills the card. None: the profile that would be chosen here.
     """
     if not torch.cuda.is_available():
         return
     name = models.choose_profile(profile)[0].name
     free, total = torch.cuda.mem_get_info()
+    free += torch.cuda.memory_reserved()
     book = count(notebook, name, card_gb=total / 1e9, bf16=hardware.bf16_is_native("cuda"))
     if book.nbytes <= free:
         return

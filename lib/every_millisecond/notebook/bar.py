@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 import torch
 from matplotlib import pyplot as plt
 
+from every_millisecond import gpu_memory
 from every_millisecond.ladder import rungs
 from every_millisecond.ladder.worker import prefill_seconds, with_room
 from every_millisecond.notebook import plots, scorecard, show
@@ -73,9 +74,11 @@ class Bar:
 def opens(notebook: str, profile: str | None = None) -> Bar:
     """The bar that the notebook before this one ended with; "00" opens with the first.
 
-    Printed and returned. Raises KeyError for a notebook without a bar.
+    Printed and returned. A notebook opens its bar before it loads anything of its own, so this is also where a GPU that
+    cannot hold it is refused. Raises KeyError for a notebook without a bar, RuntimeError for a GPU too small for it.
     """
     _check(notebook)
+    gpu_memory.check_card(notebook, profile)
     before = max((name for name in ENDS if name < notebook), default=notebook)
     bar = _kept(profile).get(before)
     found = Bar(**bar) if bar else _reach(before, profile)

@@ -119,7 +119,8 @@ def read_layers(model: nn.Module, weights: str, smoothing: list[Tensor] | None =
     """
 
     def fuse(*linears: nn.Linear | _Rows) -> Matrix:
-        weight = torch.cat([linear.weight for linear in linears])
+        # A matrix that is fused with no other is the model's own, if the format is: no copy of it is made.
+        weight = torch.cat([linear.weight for linear in linears]) if len(linears) > 1 else linears[0].weight
         biased = [linear.bias is not None for linear in linears]
         bias = torch.cat([linear.bias for linear in linears]) if all(biased) else None
         if any(biased) and not all(biased):
