@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import shutil
 import tempfile
 import time
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -190,13 +192,14 @@ def export_program(model: PreTrainedModel) -> torch.export.ExportedProgram:
 
 def write_onnx(program: torch.export.ExportedProgram, config: PretrainedConfig, path: Path) -> Path:
     """Translate an exported program into ONNX and save it, weights in a file beside it; returns `path`."""
-    translated = torch.onnx.export(
-        program,
-        input_names=["input_ids", *past_names(config)],
-        output_names=["logits", *past_names(config, "present")],
-        dynamo=True,
-        verbose=False,
+    names = dict(
+        input_names=["input_ids", *past_names(config)], output_names=["logits", *past_names(config, "present")]
     )
+    # It warns of a package for images that is not there, and torch warns of itself.
+    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        translated = torch.onnx.export(program, dynamo=True, verbose=False, **names)
     translated.save(path, external_data=True)
     return path
 
