@@ -157,3 +157,13 @@ def test_transformers_assisted_generation_is_a_peer_with_the_same_draft(small_mo
     if small_models[0].config.eos_token_id not in ours.ids:  # forbidden to theirs, so that all answers have one length
         assert theirs.ids == ours.ids
     assert min(theirs.prefill_ms, theirs.decode_ms, ours.prefill_ms, ours.decode_ms) > 0
+
+
+@pytest.mark.parametrize("default, draft", [(True, "conditioned"), (False, "plain")])
+def test_a_rung_takes_the_draft_that_its_profile_has(monkeypatch, default, draft):
+    """Guards against a bar on a larger model that raises, since the conditioned draft was distilled for the default."""
+    monkeypatch.setattr(speculation, "_is_default", lambda profile: default)
+    monkeypatch.setattr(speculation, "load_fast", lambda *_, **__: (None, None))
+    monkeypatch.setattr(speculation, "load_draft", lambda profile, model, draft: draft)
+    monkeypatch.setattr(speculation, "SpeculativeDecoder", lambda target, draft, gamma: (draft, gamma))
+    assert speculation.build(None, "int4", "conditioned") == (draft, 3)

@@ -36,11 +36,20 @@ def int4_product(card: Card, x: Tensor, packed: Tensor, group_size: int, scales_
     out, width = packed.shape[0] * 8, packed.shape[1] * packed.shape[3] * 32
     _check(x.shape[1] == width, f"x has {x.shape[1]} columns, the weight {width}")
     _check(scales_and_zeros.shape == (width // group_size, out, 2), f"scales have shape {list(scales_and_zeros.shape)}")
-    pairs = packed.contiguous().view(out, width // 8).view(torch.uint8)
-    q = torch.stack((pairs >> 4, pairs & 15), dim=2).view(out, -1, group_size).float() - 8
-    scales, zeros = scales_and_zeros.float().permute(2, 1, 0)[..., None]
-    weight = (q * scales + zeros).view(out, width).bfloat16()
-    return (x.float() @ weight.float().t()).bfloat16()
+    weight = _unpacked(packed, group_size, scales_and_zeros)
+    return (x.float() @ weight.t()).bfloat16()
+
+
+def _unpacked(packed: Tensor, group_size: int, scales_and_zeros: Tensor) -> Tensor:
+    """The weight [out, in] BF16 as FP32, kept with its codes until either is written to: a step reads it many times."""
+    versions = (group_size, packed._version, id(scales_and_zeros), scales_and_zeros._version)
+    if getattr(packed, "unpacked", (None, None))[0] != versions:
+        out, width = packed.shape[0] * 8, packed.shape[1] * packed.shape[3] * 32
+        pairs = packed.contiguous().view(out, width // 8).view(torch.uint8)
+        q = torch.stack((pairs >> 4, pairs & 15), dim=2).view(out, -1, group_size).float() - 8
+        scales, zeros = scales_and_zeros.float().permute(2, 1, 0)[..., None]
+        packed.unpacked = versions, (q * scales + zeros).view(out, width).bfloat16().float()
+    return packed.unpacked[1]
 
 
 def int8_product(card: Card, a: Tensor, b: Tensor) -> Tensor:

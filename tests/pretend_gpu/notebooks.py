@@ -99,6 +99,9 @@ def play(notebooks: list[Path], profile: str, *, seconds: float = 900, kept: Pat
 
 def fork(notebooks: list[Path], folder: Path, seconds: float) -> None:
     """In the process of a stage: play each notebook in a fork, and print how that ended."""
+    from pretend_gpu.stage import use_short_answers
+
+    use_short_answers()
     import matplotlib.pyplot  # noqa: F401  what every notebook imports, once for all
     import transformers.generation  # noqa: F401
 

@@ -28,6 +28,7 @@ CARDS_OF = {
 LARGER = {"T4": "L4", "A100-40GB": "A100-80GB"}
 TOKENIZER = 49_152  # ids of the bundled tokenizer, which every profile has here
 NEW_TOKENS = 6
+LONGEST = 12  # tokens of any other answer
 READING = 3000  # characters of the text that perplexity is taken of, some 680 tokens
 _QWEN = dict(hidden_size=896, max_position_embeddings=32_768, rms_norm_eps=1e-6)
 _LLAMA = dict(vocab_size=TOKENIZER, max_position_embeddings=8192, tie_word_embeddings=True)
@@ -130,6 +131,27 @@ def use_short_measurements() -> None:
         "cuda", torch.cuda.get_device_name(), torch.get_num_threads(), 300.0, 300.0, rates, {n: 6e4 for n in rates}
     )
     hardware.ceilings = lambda *_, **__: fixed
+
+
+def use_short_answers() -> None:
+    """No answer of more than a dozen tokens: tiny models of random weights say nothing, and seldom guess right."""
+    from every_millisecond.laboratory import workload
+    from llm_latency import generation
+    from llm_latency.speculative import SpeculativeDecoder
+
+    def short(function):
+        @functools.wraps(function)
+        def call(first, second, new_tokens, *args, **options):
+            return function(first, second, min(new_tokens, LONGEST), *args, **options)
+
+        return call
+
+    def mixed_asks(*args, new_tokens: tuple[int, int] = (4, NEW_TOKENS), **options) -> list[workload.Ask]:
+        return asks(*args, new_tokens=(min(new_tokens[0], NEW_TOKENS), NEW_TOKENS), **options)
+
+    asks, workload.mixed_asks = workload.mixed_asks, mixed_asks
+    generation.generate = short(generation.generate)
+    SpeculativeDecoder.generate = short(SpeculativeDecoder.generate)
 
 
 def set_the_stage(profile: str, stack: contextlib.ExitStack) -> None:

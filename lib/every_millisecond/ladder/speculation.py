@@ -104,6 +104,10 @@ def _conditioned_layer(profile: str | None, model) -> FeatureLayer:
     return load_feature_layer(device=model.device)
 
 
+def _has_conditioned(profile: str | None) -> bool:
+    return _is_default(profile) or bool(profile and (Path(profile) / OWN_DRAFT).exists())
+
+
 def unavailable(draft: str) -> str | None:
     """Why a shipped draft cannot be used here, or None."""
     try:
@@ -128,7 +132,10 @@ def _is_default(profile: str | None) -> bool:
 
 
 def build(profile: str | None, weights: str, draft: str, *, keep_prefix: bool = False) -> SpeculativeDecoder:
-    """A rung's stepper: the fast decoder with `weights`, sped up by `draft`."""
+    """A rung's stepper: the fast decoder with `weights`, sped up by `draft`; by the profile's own small model where no
+    conditioned draft was distilled for it."""
+    if draft == "conditioned" and not _has_conditioned(profile):
+        draft = "plain"
     target, model = load_fast(profile, weights, keep_prefix=keep_prefix)
     return SpeculativeDecoder(target, load_draft(profile, model, draft), GAMMA.get(draft, 3))
 

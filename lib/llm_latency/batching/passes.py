@@ -54,6 +54,7 @@ class TransformersPass:
             prefix_caching=prefix_caching,
         )
 
+    @torch.inference_mode()  # whoever calls: views of the pool are written to
     def read(self, plan: Plan) -> Tensor:
         batch = make_batch(self.cache, plan)
         with paged_model(self.model):
