@@ -96,6 +96,10 @@ def test_what_cannot_be_served_is_refused_before_a_start(tmp_path):
         known.llama_cpp(tmp_path / "no.gguf", threads=1, slots=1)
     with pytest.raises(FileNotFoundError, match=r"no config\.json"):
         known.transformers_serve(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match="threads=0"):
+        known.transformers_serve(tmp_path, threads=0)
+    assert known.transformers_serve(tmp_path, threads=3).variables["OMP_NUM_THREADS"] == "3"
     for wrong in (dict(threads=0, slots=1), dict(threads=1, slots=0), dict(threads=1, slots=1, context=0)):
         with pytest.raises(ValueError, match="=0"):
             known.llama_cpp(tmp_path / "no.gguf", **wrong)

@@ -22,7 +22,7 @@ VARIABLE = "LLM_LATENCY_SERVER"
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_UPDATE_CHECK": "1"}  # the second: of the command line's own version
 
 # Threads that wait for each other spin, and on cores that others want, too, a spinning thread keeps the other from its
-# work: measured beside six busy processes on two cores, a token took 280 to 720 ms instead of 20.
+# work: measured beside six busy processes on two cores, a token of llama.cpp took 280 to 720 ms instead of 20.
 NO_SPINNING = {"GOMP_SPINCOUNT": "0"}
 
 # llama.cpp's own C++ server, out of the xllamacpp wheel: it answers HTTP for as long as the object lives.
@@ -67,16 +67,17 @@ def llama_cpp(gguf: Path, threads: int, slots: int, *, context: int = 1024) -> C
     return Command((sys.executable, "-c", LLAMA_CPP, str(gguf), Path(gguf).name, *numbers), variables=NO_SPINNING)
 
 
-def transformers_serve(folder: Path, *, dtype: str = "float32") -> Command:
+def transformers_serve(folder: Path, *, dtype: str = "float32", threads: int | None = None) -> Command:
     """`transformers serve` on a model's directory (safetensors and tokenizer), loaded before it answers. It offers that
-    one model, under the directory's path, and answers one request at a time.
+    one model, under the directory's path, and answers one request at a time. threads: None leaves them to torch.
 
-    Raises FileNotFoundError if the folder holds no config.json.
+    Raises FileNotFoundError if the folder holds no config.json, ValueError for threads below 1.
     """
     _check_folder(folder)
+    limit = {} if threads is None else {"OMP_NUM_THREADS": str(check_count("threads", threads))}
     options = ("--host", "127.0.0.1", "--port", "{port}", "--dtype", dtype)
     words = (sys.executable, "-m", "transformers.cli.transformers", "serve", str(folder), *options)
-    return Command(words, variables=OFFLINE)
+    return Command(words, variables=OFFLINE | limit)
 
 
 def vllm(folder: Path, *, dtype: str = "auto") -> Command:
