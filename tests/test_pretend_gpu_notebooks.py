@@ -62,7 +62,7 @@ def test_every_notebook_is_found():
 
 
 USUAL = "qwen2.5-7b"
-LONG = ("05", "06", "08", "11")  # of these no play has been seen to its end without a break: docs/gpu.md
+LONG = ("05", "06", "08", "11", "14")  # of these no play has been seen to its end without a break: docs/gpu.md
 PLAYS = [
     pytest.param(profile, path.name[:2], marks=pytest.mark.long if profile != USUAL or path.name[:2] in LONG else ())
     for profile in notebooks.PROFILES
