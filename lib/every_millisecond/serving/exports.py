@@ -12,6 +12,7 @@ import logging
 import shutil
 import tempfile
 import time
+import urllib.request
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -76,6 +77,35 @@ def write_gguf(
     finally:
         writer.close()
     return path
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What llama.cpp answered: token ids, ms until its file was loaded, ms a token by its own clock (without HTTP)."""
+
+    tokens: list[int]
+    load_ms: float
+    step_ms: float
+
+
+def ask_llama_cpp(path: Path, ids: list[int], count: int, threads: int) -> Said:
+    """Greedy tokens after `ids` from llama.cpp, whose own server runs in this process for as long as this call.
+
+    Raises RuntimeError if it cannot read the file.
+    """
+    import xllamacpp
+
+    settings, begin = xllamacpp.CommonParams(), time.perf_counter()
+    settings.model.path, settings.n_ctx, settings.n_parallel, settings.verbosity = str(path), 512, 1, -1
+    settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = threads
+    server = xllamacpp.Server(settings)
+    load_ms = 1e3 * (time.perf_counter() - begin)
+    body = {"prompt": ids, "n_predict": count, "temperature": 0, "ignore_eos": True}
+    body = json.dumps(body | {"return_tokens": True, "cache_prompt": False}).encode()
+    for _ in range(2):  # the first warms up
+        with urllib.request.urlopen(f"{server.listening_address}/completion", body, timeout=120) as answer:
+            said = json.load(answer)
+    return Said(said["tokens"], load_ms, said["timings"]["predicted_per_token_ms"])
 
 
 def interleave(rows: np.ndarray, head_dim: int) -> np.ndarray:
@@ -199,7 +229,7 @@ def write_onnx(program: torch.export.ExportedProgram, config: PretrainedConfig, 
     logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
-        translated = torch.onnx.export(program, dynamo=True, verbose=False, **names)
+        translated = torch.onnx.export(program, dynamo=True, verbose=False, optimize=False, **names)
     translated.save(path, external_data=True)
     return path
 

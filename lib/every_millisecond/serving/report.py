@@ -10,9 +10,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import aiohttp
+import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
+from every_millisecond.claims.sources import results_folder
 from every_millisecond.notebook import plots
 from every_millisecond.serving.client import check_url
 from every_millisecond.serving.load import LoadResult, open_load
@@ -127,3 +129,23 @@ def figure(results: Sequence[LoadResult], title: str) -> Figure:
         ax.set(title=what, xlabel="requests sent (1/s)", ylabel="time (ms)", ylim=0)
     fig.suptitle(title, x=0.01, ha="left")
     return fig
+
+
+def stored_lines(folder: Path | None = None) -> list[str]:
+    """What the stored runs of `llm-latency load URL` found, a few lines each; folder: None is the course's results/."""
+    lines = []
+    for path in sorted((folder or results_folder()).glob("*-load.json")):
+        run = json.loads(path.read_text(encoding="utf-8"))
+        if run.get("kind") != "server load":
+            continue
+        lines.append(f"{run.get('server', run['url'])}, {run['date']}, {run['client']['cpu']}:")
+        for load in run["loads"]:
+            whole = [r["arrivals_ms"] for r in load["requests"] if r["error"] is None]
+            paces = [(ms[-1] - ms[0]) / (len(ms) - 1) for ms in whole if len(ms) > 1]
+            found = f"{load['rate']:g} requests/s, {len(whole)} of {len(load['requests'])} whole"
+            for name, values in (("TTFT", [ms[0] for ms in whole]), ("TPOT", paces)):
+                if values:
+                    p50, p99 = np.percentile(values, (50, 99))
+                    found += f"; {name} p50 {p50:.0f} ms, p99 {p99:.0f} ms"
+            lines.append(f"  {found}")
+    return lines or ["no stored run of a server is here; llm-latency load URL makes one"]
