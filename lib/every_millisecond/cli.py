@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import itertools
 import json
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from every_millisecond import openmp
+
+for name, value in openmp.WAITING.items():  # before a command imports torch
+    os.environ.setdefault(name, value)
 app = typer.Typer(help="Make a language model answer faster, one measured step at a time.", no_args_is_help=True)
 console = Console()
 errors = Console(stderr=True)
