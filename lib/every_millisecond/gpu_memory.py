@@ -381,9 +381,18 @@ def _13(book: Book) -> None:
     book.rung(30, book.own, "int4")
 
 
+def _14(book: Book) -> None:
+    # The default model, whichever the profile: its formats are written and read on the CPU.
+    small = model_bytes(PAIRS["smollm2-135m"][0], "float32")
+    book.calls["load_target"] += 2
+    book.hold(20, "transformers' server, a process", RESERVE + small)
+    book.calls["load_target"] += 1
+    book.hold(25, "the same model in this process", small)
+
+
 NOTEBOOKS: dict[str, Callable[[Book], None]] = {
     "00": _00, "01": _01, "02": _02, "03": _03, "04": _04, "05": _05, "06": _06,
-    "07": _07, "08": _08, "09": _09, "10": _10, "11": _11, "12": _12, "13": _13,
+    "07": _07, "08": _08, "09": _09, "10": _10, "11": _11, "12": _12, "13": _13, "14": _14,
 }  # fmt: skip
 
 
