@@ -279,6 +279,17 @@ def test_several_rates_are_measured_and_stored(url, tmp_path):
     data, picture = report.write(url, found, tmp_path)
     stored = json.loads(data.read_text())
     assert [len(entry["requests"]) for entry in stored["loads"]] == [5, 5] and picture.stat().st_size > 1000
+    named, _ = report.write(url, found, tmp_path, "Scripted, 2 slots")
+    assert named.name.endswith("-scripted-2-slots-load.json")
+    lines = report.stored_lines(tmp_path)
+    assert len(lines) == 6 and any("Scripted, 2 slots" in line for line in lines)
+    assert sum("5 of 5 whole; TTFT p50" in line for line in lines) == 4
+    assert "no stored run" in report.stored_lines(tmp_path / "empty")[0]
+
+
+def test_no_question_comes_again_soon():
+    """A server that keeps prompts would answer six questions from its cache, over and over."""
+    assert len(set(report.QUESTIONS)) == len(report.QUESTIONS) >= 48
 
 
 def test_a_server_that_cannot_be_measured_says_why_before_the_load(url):

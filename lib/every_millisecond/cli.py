@@ -296,6 +296,7 @@ def load(
     rates: Annotated[str, typer.Option(help="Of a server: requests a second, comma-separated.")] = "0.5,1,2",
     tokens: Annotated[int, typer.Option(help="Of a server: tokens an answer may have.")] = 50,
     model: Annotated[str | None, typer.Option(help="Of a server: the model's name; default its first.")] = None,
+    name: Annotated[str | None, typer.Option(help="Of a server: what it is, for title and file name.")] = None,
     first_ms: Annotated[float, typer.Option(help="Of a server: first token within, for goodput.")] = 1000.0,
     pace_ms: Annotated[float, typer.Option(help="Of a server: time per output token within, for goodput.")] = 100.0,
     loads: Annotated[str, typer.Option(help="Of the engine: comma-separated; 1 is where it saturates.")] = (
@@ -321,7 +322,7 @@ def load(
                     url, rates=_numbers("rates", rates), requests=requests, max_tokens=tokens, model=model,
                     limits_ms=(first_ms, pace_ms), progress=show,
                 )  # fmt: skip
-                lines, kept = [result.report() for result in found], report.write(url, found, out)
+                lines, kept = [result.report() for result in found], report.write(url, found, out, name)
             else:
                 batched, vocab_size = load_test.load_model(profile, slots)
                 result = load_test.run_load_test(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -20,15 +21,23 @@ from every_millisecond.serving.client import check_url
 from every_millisecond.serving.load import LoadResult, open_load
 from llm_latency import files, hardware
 
-# What the requests ask where nobody says: short questions of several topics, so that no answer serves two of them.
-QUESTIONS = (
-    "Explain to a beginner why a binary search needs a sorted list.",
-    "What does a KV cache keep, and why is it worth its memory?",
-    "Name three ways to make a web page load faster.",
-    "Why is the ocean salty? Answer in simple words.",
-    "Write a short poem about a compiler.",
-    "How would you test a function that returns random numbers?",
+# What the requests ask where nobody says: as many questions as it takes for none to be in a server's cache when it
+# comes again.
+TOPICS = (
+    "recursion",
+    "hashing",
+    "sorting",
+    "caching",
+    "threads",
+    "paging",
+    "rounding",
+    "parsing",
+    "logging",
+    "testing",
 )
+VERBS = ("Explain {} to a beginner.", "Give an example of {}.", "What is hard about {}?", "Who needs {}, and why?",
+         "Write a short poem about {}.")  # fmt: skip
+QUESTIONS = tuple(verb.format(topic) for verb in VERBS for topic in TOPICS)
 
 
 def conversations(questions: Sequence[str] = QUESTIONS) -> list[list[dict[str, str]]]:
@@ -93,21 +102,25 @@ def run(
     return asyncio.run(all_rates())
 
 
-def write(url: str, results: Sequence[LoadResult], folder: Path) -> tuple[Path, Path]:
-    """Store the raw times and the plot, dated and named after the server; returns both paths."""
+def write(url: str, results: Sequence[LoadResult], folder: Path, name: str | None = None) -> tuple[Path, Path]:
+    """Store the raw times and the plot, dated and named after the server; returns both paths.
+
+    name: what the server is, in a few words; None takes its address.
+    """
     today = datetime.date.today().isoformat()
-    where = urlsplit(url).netloc.replace(":", "-")
+    where = re.sub(r"[^a-z0-9.]+", "-", (name or urlsplit(url).netloc).lower()).strip("-")
     record = {
         "kind": "server load",
         "date": today,
         "url": url,
+        "server": name or url,
         "client": hardware.machine_facts(),
         "loads": [result.record() for result in results],
     }
     data = folder / f"{today}-{where}-load.json"
     files.write_atomically(data, json.dumps(record, indent=1))
     picture = data.with_suffix(".png")
-    fig = figure(results, f"{where} under load")
+    fig = figure(results, f"{name or url} under load")
     fig.savefig(picture, dpi=120)
     plt.close(fig)
     return data, picture
