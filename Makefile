@@ -5,8 +5,8 @@ VENV ?= .venv
 # Where pip finds PyTorch, if not where it finds everything else: see "A smaller set-up" in the README.
 TORCH_INDEX ?=
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
-# Threads that wait, wait asleep: spinning ones halve the speed as soon as another program takes a core (openmp.py).
-export OMP_WAIT_POLICY ?= PASSIVE
+# Threads that wait spin for a moment and then sleep: long spins halve the speed beside another program (openmp.py).
+export GOMP_SPINCOUNT ?= 1000
 
 ifeq ($(OS),Windows_NT)
 BIN := $(VENV)/Scripts

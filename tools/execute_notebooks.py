@@ -133,7 +133,7 @@ def main() -> int:
     failed = 0
     with taking_turns(), tempfile.TemporaryDirectory() as scratch:
         os.environ["LLM_LATENCY_SCORECARD"] = str(Path(scratch) / "scorecard.json")
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as `make lab` has it
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as `make lab` has it
         os.environ["LLM_LATENCY_PROGRESS"] = str(Path(scratch) / "progress.json")
         everything = sorted(ROOT.glob("notebooks/*.ipynb")) + sorted(ROOT.glob("solutions/*/*.ipynb"))
         if args.all:

@@ -4,10 +4,12 @@ PyTorch's CPU wheel brings its own libgomp, and code that torch.compile builds l
 threads that spin while they wait, so on few cores a compiled step then takes several times longer than an eager one.
 A process that is started with torch's own libgomp preloaded has only that one.
 
-And threads that wait asleep. By default a thread that waits for another one spins, and on a core that a browser wants,
-too, it keeps the very thread from working for which it waits. Measured on two cores with one of them taken by another
-process, medians of two runs: a step of the transformers model 143 ms spinning and 61 ms asleep, of the fast decoder
-135 and 55; with both cores free 66 and 66, 57 and 62 (2026-11-30, EPYC, AVX2).
+And threads that soon wait asleep. By default one that waits for another spins for long, and on a core that a browser
+wants, too, it keeps the very thread from working for which it waits. Measured on two cores with one of them taken by
+another process, medians of two runs: a step of the transformers model 143 ms, and 63 ms after GOMP_SPINCOUNT=1000; of
+the fast decoder 135 and 53; with both cores free 66 and 64, 57 and 55 (2026-11-30, EPYC, AVX2). Not to spin at all
+(OMP_WAIT_POLICY=PASSIVE) gives torch the same and costs whoever meets at a barrier after every operator: a step of
+llama.cpp took 31 to 46 ms instead of 10 to 12 on the free cores, and 10 to 16 with a thousand spins.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from pathlib import Path
 from llm_latency import files
 from llm_latency.host import usable_cores
 
-WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}  # the Makefile says the same; it counts only before torch is imported
+WAITING = {"GOMP_SPINCOUNT": "1000"}  # the Makefile says the same; it counts only before torch is imported
 _SEPARATORS = {" ", ":"}  # of names in LD_PRELOAD
 
 
@@ -58,7 +60,7 @@ def preloadable() -> str | None:
 def process_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment in which to start a fresh Python process that uses torch: `base` (None: this process's own) with
     torch's own libgomp preloaded, and as many threads as a container grants where that is fewer than it shows; its
-    threads wait asleep. What was preloaded or chosen before stays; called twice, it changes nothing more."""
+    threads do not spin for long. What was preloaded or chosen before stays; called twice, it changes nothing more."""
     environment = WAITING | dict(os.environ if base is None else base)
     if usable_cores() < (os.cpu_count() or 1):
         environment.setdefault("OMP_NUM_THREADS", str(usable_cores()))

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
+from every_millisecond.openmp import WAITING
 from every_millisecond.serving.client import check_url
 from every_millisecond.serving.servers import serving
 from llm_latency.arguments import check_count
@@ -21,9 +22,7 @@ from llm_latency.arguments import check_count
 VARIABLE = "LLM_LATENCY_SERVER"
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_UPDATE_CHECK": "1"}  # the second: of the command line's own version
 
-# Threads that wait for each other spin, and on cores that others want, too, a spinning thread keeps the other from its
-# work: measured beside six busy processes on two cores, a token of llama.cpp took 280 to 720 ms instead of 20.
-NO_SPINNING = {"GOMP_SPINCOUNT": "0"}
+# A thread that waits spins for a moment and then sleeps, as everywhere in the course: see `every_millisecond.openmp`.
 
 # llama.cpp's own C++ server, out of the xllamacpp wheel: it answers HTTP for as long as the object lives.
 LLAMA_CPP = """\
@@ -64,7 +63,7 @@ def llama_cpp(gguf: Path, threads: int, slots: int, *, context: int = 1024) -> C
     if not Path(gguf).is_file():
         raise FileNotFoundError(f"{gguf}: no such GGUF file")
     numbers = ("{port}", str(threads), str(slots), str(slots * context))
-    return Command((sys.executable, "-c", LLAMA_CPP, str(gguf), Path(gguf).name, *numbers), variables=NO_SPINNING)
+    return Command((sys.executable, "-c", LLAMA_CPP, str(gguf), Path(gguf).name, *numbers), variables=WAITING)
 
 
 def transformers_serve(folder: Path, *, dtype: str = "float32", threads: int | None = None) -> Command:
