@@ -116,6 +116,8 @@ def test_a_card_too_small_is_refused_before_a_bar_is_measured(gpu, measured, mon
 def test_every_notebook_opens_its_bar_before_it_loads():
     """Guards against a check of the card that comes after the models."""
     for path in (Path(__file__).parents[1] / "notebooks").glob("[0-9]*.ipynb"):
+        if path.name[:2] == "14":
+            continue  # has no bar, and holds the default model alone, whichever the profile
         cells = [cell["source"] for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
         source = "".join("".join(cell) for cell in cells)
         check = min(source.find(f'{name}("{path.name[:2]}")') % (1 << 40) for name in ("bar.opens", "check_card"))

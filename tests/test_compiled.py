@@ -178,6 +178,7 @@ def test_without_a_compiler_the_rung_says_so(monkeypatch):
     """The ladder goes on; the reason is what the issue promised."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(doctor, "compiler", lambda: None)
+    monkeypatch.setattr(doctor.torch, "__file__", "/opt/torch/__init__.py")  # a path without a blank
     assert rungs.rung("compiled").unavailable() == "no C++ compiler"
     assert rungs.rung("sdpa").unavailable() is None
 

@@ -36,6 +36,7 @@ def test_no_compiler_is_said_by_name(monkeypatch):
     """torch.compile without a compiler fails minutes later with a page of traceback."""
     monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
     monkeypatch.setattr(doctor.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(doctor.torch, "__file__", "/opt/torch/__init__.py")  # a path without a blank
     assert doctor.compile_unavailable() == "no C++ compiler"
 
 
@@ -137,6 +138,7 @@ def test_a_compiler_works_when_it_has_compiled(said, code, reason, monkeypatch, 
     found.chmod(0o755)
     monkeypatch.setenv("CXX", str(found))
     monkeypatch.setattr(doctor.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(doctor.torch, "__file__", "/opt/torch/__init__.py")  # a path without a blank
     told = doctor.compile_unavailable()
     assert told is None if reason is None else reason in told
 

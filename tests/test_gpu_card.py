@@ -44,10 +44,10 @@ def test_a_good_card_has_no_complaint(monkeypatch):
 
 @on_card
 def test_a_card_too_small_names_the_notebooks(monkeypatch):
-    """Guards against a 7B profile on a 40 GB card that dies in the middle of notebook 08."""
+    """Guards against a 7B profile on a 40 GB card that dies in the middle of notebook 05."""
     monkeypatch.setenv("LLM_LATENCY_PROFILE", "qwen2.5-7b")
     check = row("GPU memory")
-    assert not check.works and "on qwen2.5-7b too little for notebooks 05 (" in check.found and " 08 (" in check.found
+    assert not check.works and "on qwen2.5-7b too little for notebooks 05 (" in check.found
     assert "LLM_LATENCY_PROFILE=smollm2-135m" in check.remedy and not check.needed
 
 
