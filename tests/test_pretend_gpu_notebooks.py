@@ -1,8 +1,7 @@
 """Every notebook on the pretend GPU, and the harness that plays them: a cell that raises is found, child or not.
 
-`make test-long` plays two notebooks on one profile; each takes minutes. The others, and the other profiles, are played by
-hand: `python tests/pretend_gpu/notebooks.py --profile NAME`
-(docs/gpu.md says what was).
+`make test-long` plays two notebooks on one profile; each takes minutes. The others, and the other profiles, are played
+by hand: `python tests/pretend_gpu/notebooks.py --profile NAME` (docs/gpu.md says what was).
 """
 
 from __future__ import annotations
