@@ -5,11 +5,10 @@
     python tools/run_tests.py --only long           # sanitizers, every prompt, interpreted kernels at their largest
     python tools/run_tests.py --busy                # beside a process that keeps one core busy
 
-No stage uses the network: tests/offline refuses every connection that leaves this machine, in notebook kernels too. The
-library's tests and the solved exercises measure nothing and share the cores, a thread each. Notebooks measure, so they
-run one after the other; here they are run for what they say and not for their figures, so that each measurement takes
-two samples (tests/offline/few_samples.py). Every stage runs even if one before it failed; the exit status is 1 if any
-did.
+No stage uses the network: tests/offline refuses every connection that leaves this machine, in notebook kernels too. Two
+processes share the cores, a thread each: no test depends on a clock. Notebooks do measure, but here they are run for
+what they say and not for their figures: two at a time, and two samples a measurement (tests/offline/few_samples.py).
+Every stage runs even if one before it failed; the exit status is 1 if any did.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 NBVAL = ["-m", "pytest", "--nbval", "--nbval-sanitize-with", "tests/nbval_sanitize.cfg", "--nbval-cell-timeout=1200"]
-NBVAL += ["-p", "no:cacheprovider"]
+NBVAL += ["-p", "no:cacheprovider", "-n", "2", "--dist", "loadscope"]  # a notebook's cells stay together
 TESTS = ["-m", "pytest", "tests", "-n", "2", "--dist", "loadfile"]
 
 
@@ -37,17 +36,16 @@ class Stage:
     name: str
     title: str
     commands: tuple[tuple[str, ...], ...]
-    threads: int | None = None  # of torch in each process; None: as many as there are cores
     usual: bool = True  # part of `make test`
 
 
 STAGES = [
     Stage("model", "the course's model is there", (("-m", "every_millisecond.cli", "fetch"),)),
     Stage("lint", "ruff", (("-m", "ruff", "check", "."), ("-m", "ruff", "format", "--check", "."))),
-    Stage("library", "tests/, those marked long aside", ((*TESTS, "-m", "not long"),), threads=1),
-    Stage("solutions", "solved exercises", ((*NBVAL, "-n", "2", "--dist", "loadscope", "solutions"),), threads=1),
+    Stage("library", "tests/, those marked long aside", ((*TESTS, "-m", "not long"),)),
+    Stage("solutions", "solved exercises", ((*NBVAL, "solutions"),)),
     Stage("notebooks", "notebooks against their stored outputs", ((*NBVAL, "notebooks"),)),
-    Stage("long", "the tests marked long: `make test-long`, CI", ((*TESTS, "-m", "long"),), threads=1, usual=False),
+    Stage("long", "the tests marked long: `make test-long`, CI", ((*TESTS, "-m", "long"),), usual=False),
 ]
 
 
@@ -71,13 +69,12 @@ def environment(stage: Stage) -> dict[str, str]:
         "PYTHONPATH": str(ROOT / "tests" / "offline"),
         "LLM_LATENCY_SCORECARD": str(ROOT / "run" / "test-scorecard.json"),
         "LLM_LATENCY_PROGRESS": str(ROOT / "run" / "test-progress.json"),
+        "OMP_NUM_THREADS": "1",
     }
     if stage.name == "model":
         del own["PYTHONPATH"]  # this one may download, once
     if stage.name == "notebooks":
         own["LLM_LATENCY_TEST_SAMPLES"] = "2"
-    if stage.threads:
-        own["OMP_NUM_THREADS"] = str(stage.threads)
     return own
 
 
