@@ -57,6 +57,29 @@ def test_stage_bar_draws_every_millisecond():
     plt.close("all")
 
 
+def test_a_thin_piece_of_a_bar_shows_its_number():
+    """The one stage that got slower could not be read off, since it was too thin for its name."""
+    _, ax = plt.subplots()
+    plots.stage_bar(ax, {"a": dict(zip(plots.STAGES, (1, 10, 90, 2), strict=True))})
+    assert {"10", "decode 90 ms", "103 ms"} == {text.get_text() for text in ax.texts}
+    plt.close("all")
+
+
+def test_labels_at_the_ends_of_lines_move_apart_and_keep_their_order():
+    """Labels printed over each other, or so far from their lines that a reader took one for another's."""
+    _, ax = plt.subplots()
+    for name, end in {"b": 5.0, "d": 90.0, "a": 4.9, "c": 5.1}.items():
+        ax.plot([0, 1], [0, end], label=name)
+    ax.set(xlim=(0, 2), ylim=(0, 100))
+    plots.end_labels(ax, gap=0.1)
+    places = {text.get_text(): text.get_position() for text in ax.texts}
+    heights = [places[name][1] for name in "abcd"]
+    assert heights == pytest.approx([-0.05, 0.05, 0.15, 0.9])  # as near as the gap allows; the lone one stays
+    assert places["a"][0] == pytest.approx(0.515)
+    assert {t.get_text(): t.get_color() for t in ax.texts} == {x.get_label(): x.get_color() for x in ax.get_lines()}
+    plt.close("all")
+
+
 def test_waterfall_ends_where_the_last_total_does():
     """Steps must lead from the first total to the last, one that costs time included; 10 ms must not vanish; hatching
     means one thing, and what costs quality says so."""

@@ -72,8 +72,9 @@ def stage_bar(
     """Draw one or more requests as horizontal bars cut into the four stages, each labelled on the bar.
 
     bars: one breakdown, or {title: breakdown or {stage: ms}}, drawn from the top down. A piece smaller than
-    `label_share` of the longest bar gets no label of its own: it is named in the legend only. The legend of a single
-    bar tells every stage's time, so that a stage too thin to see is not lost.
+    `label_share` of the longest bar shows its milliseconds alone, and one smaller than a third of that nothing: it is
+    named in the legend only. The legend of a single bar tells every stage's time, so that a stage too thin to see is
+    not lost.
     """
     if not isinstance(bars, Mapping):
         bars = {"": bars}
@@ -96,11 +97,11 @@ def stage_bar(
                 edgecolor="white",
                 label=named[stage] if y == 0 else None,
             )
-            if ms > label_share * longest:
+            if ms > label_share / 3 * longest:
                 ax.text(
                     left + ms / 2,
                     y,
-                    f"{stage} {ms:.0f} ms",
+                    f"{stage} {ms:.0f} ms" if ms > label_share * longest else f"{ms:.0f}",
                     ha="center",
                     va="center",
                     color="white",
@@ -116,3 +117,24 @@ def stage_bar(
     ax.grid(axis="y", visible=False)
     # A legend of the figure, not of the axes: constrained layout keeps room for it on a flat figure too.
     ax.figure.legend(*ax.get_legend_handles_labels(), ncols=4, loc="outside lower center", fontsize=10)
+
+
+def end_labels(ax: Axes, *, gap: float = 0.075) -> None:
+    """Write each line's label beside its last point, in the line's colour, instead of a legend. Set the limits first.
+
+    Labels that would come nearer than `gap`, a share of the axes' height, move apart by as little as possible.
+    """
+    to_axes = ax.transData + ax.transAxes.inverted()
+    ends = sorted((*to_axes.transform(line.get_xydata()[-1])[::-1], i, line) for i, line in enumerate(ax.get_lines()))
+    # The nearest heights that rise by `gap` or more: a regression, by pooling neighbours that are out of order.
+    pools: list[tuple[float, int]] = []
+    for rank, (y, *_) in enumerate(ends):
+        mean, count = y - gap * rank, 1
+        while pools and pools[-1][0] > mean:
+            other, others = pools.pop()
+            mean, count = (mean * count + other * others) / (count + others), count + others
+        pools.append((mean, count))
+    heights = [mean for mean, count in pools for _ in range(count)]
+    for rank, (height, (_, x, _, line)) in enumerate(zip(heights, ends, strict=True)):
+        ax.text(x + 0.015, height + gap * rank, line.get_label(), transform=ax.transAxes, va="center",
+                color=line.get_color())  # fmt: skip
