@@ -242,11 +242,30 @@ def test_contributions_add_up_to_the_total():
     assert tables.step_rows(run)[1][-1] == "loses"
     over = experiment.steps([*records[:-1], record("int4", scale=0.1, alone="sdpa", over="half")], "kv-cache")[-1]
     assert over.alone_factor == pytest.approx(0.93 / 0.9), "a step may be set against another rung than the baseline"
-    with pytest.raises(ValueError, match="alone on the baseline"):
+    with pytest.raises(ValueError, match="0 steps of the path were measured alone on the baseline"):
         experiment.product_of_factors([over])
+    with pytest.raises(ValueError, match="1 steps of the path"):
+        experiment.product_of_factors([half])
+    itself = experiment.steps([*records[:2], record("sdpa", scale=0.9, alone="sdpa")], "kv-cache")[0]
+    assert itself.alone_ms is None, "a step alone is another rung than the step in its place: else the answer is 1"
     assert tables.step_rows(run)[-1][:4] == ["together", "131 ms", "13 ms", "118 ms"]
-    with pytest.raises(ValueError, match="no step of the way was measured alone"):
-        experiment.product_of_factors([sdpa])
+
+
+def test_the_order_without_guesses_that_lose_holds_no_guesses():
+    """Where the draft loses, a later rung that still guesses is not "the path without it": its twin is."""
+    kernel = record("kernel", scale=0.2)
+    guessing = record("kernel-speculation", scale=0.3, tokens_per_pass=2.0)
+    last = record("kernel-everything", scale=0.15, tokens_per_pass=2.0, kept_tokens=100)
+    twin = record("kernel-prefix", scale=0.16, kept_tokens=100, on_path=False)
+    path = [record(), kernel, guessing, last]
+    names = [r.name for r in experiment.best_order([*path, twin], "kv-cache")]
+    assert names == ["kv-cache", "kernel", "kernel-prefix"]
+    assert [r.name for r in experiment.best_order(path, "kv-cache")] == ["kv-cache", "kernel", "kernel-everything"]
+    changed = [step.changed for step in experiment.steps(path, "kv-cache")]
+    assert changed[1:] == ["2.00 tokens a pass", "100 tokens of the prompt kept from before, not 0"]
+    other = record("kernel", weights="int4", cache="float16", activations="int16")
+    (step,) = experiment.steps([record(weights="float32", cache="float32"), other], "kv-cache")
+    assert step.changed == "weights float32 to int4, cache float32 to float16, activations not rounded to int16"
 
 
 def test_a_way_without_its_baseline_is_no_way():

@@ -1,4 +1,4 @@
-"""What each step of the cumulative way gave, what it gives alone, and where the two do not add up."""
+"""What each step of the cumulative path gave, what it gives alone, and where the two do not add up."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ NOISE = 0.02  # of the baseline: two gains that differ by less are the same
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of the way. Times are medians of whole requests in ms.
+    """One step of the path. Times are medians of whole requests in ms.
 
-    before_ms, after_ms: without and with it, on top of the steps before it. baseline_ms: where the way begins.
+    before_ms, after_ms: without and with it, on top of the steps before it. baseline_ms: where the path begins.
     over: title of the leaner rung that it was measured alone on, "" for the baseline. over_ms, alone_ms: that rung
-    without this step and with it alone; None where that was not measured.
+    without this step and with it alone; None where that was not measured, or is the very rung on the path. changed: what
+    else but the code differs from the rung before, in words.
     """
 
     name: str
@@ -29,10 +30,11 @@ class Step:
     over_ms: float | None = None
     alone_ms: float | None = None
     over: str = ""
+    changed: str = ""
 
     @property
     def gain_ms(self) -> float:
-        """ms that the step took away where it stands on the way; below 0 where it added some."""
+        """ms that the step took away where it stands on the path; below 0 where it added some."""
         return self.before_ms - self.after_ms
 
     @property
@@ -62,7 +64,7 @@ class Step:
 
 
 def way(records: Sequence[RungRecord], baseline: str) -> list[RungRecord]:
-    """The measured rungs of the cumulative way in order, from the baseline on: what stands before it, such as the rung
+    """The measured rungs of the cumulative path in order, from the baseline on: what stands before it, such as the rung
     without a KV cache, is not part of any ratio. Empty if the baseline was not measured."""
     names = [record.name for record in records]
     if baseline not in names:
@@ -74,7 +76,7 @@ def way(records: Sequence[RungRecord], baseline: str) -> list[RungRecord]:
 
 
 def steps(records: Sequence[RungRecord], baseline: str) -> list[Step]:
-    """Each step of the way. Their gains add up to the first total less the last, by construction from medians."""
+    """Each step of the path. Their gains add up to the first total less the last, by construction from medians."""
     path = way(records, baseline)
     measured = {record.name: record.median_ms("wall") for record in records if record.measured}
     titles = {record.name: record.title for record in records}
@@ -86,35 +88,83 @@ def steps(records: Sequence[RungRecord], baseline: str) -> list[Step]:
             after_ms=record.median_ms("wall"),
             baseline_ms=path[0].median_ms("wall"),
             over_ms=measured.get(record.over or baseline),
-            alone_ms=measured.get(record.alone),
+            alone_ms=measured.get(record.alone) if record.alone != record.name else None,
+            changed=_changed(before, record),
             over="" if record.over in ("", baseline) else titles.get(record.over, record.over),
         )
         for before, record in pairwise(path)
     ]
 
 
+def _changed(before: RungRecord, after: RungRecord) -> str:
+    """What the records of two rungs tell apart: formats, the activations' rounding, guesses, what is kept."""
+    words = [
+        f"{name} {getattr(before, name)} to {getattr(after, name)}"
+        for name in ("weights", "cache")
+        if getattr(before, name) != getattr(after, name)
+    ]
+    if before.activations != after.activations:
+        words.append(f"activations {before.activations or 'not rounded'} to {after.activations or 'not rounded'}")
+    if before.kept_tokens != after.kept_tokens:
+        words.append(f"{after.kept_tokens} tokens of the prompt kept from before, not {before.kept_tokens}")
+    if _guesses(before) != _guesses(after):
+        words.append(f"{after.tokens_per_pass:.2f} tokens a pass" if _guesses(after) else "no guesses")
+    return ", ".join(words)
+
+
+def _guesses(record: RungRecord) -> bool:
+    return record.tokens_per_pass is not None
+
+
 def best(records: Sequence[RungRecord]) -> RungRecord | None:
-    """The fastest measured rung, on the way or beside it, of those that answer the standard request."""
+    """The fastest measured rung, on the path or beside it, of those that answer the standard request."""
     measured = [record for record in records if record.measured and not record.own_request]
     return min(measured, key=lambda record: record.median_ms("wall"), default=None)
 
 
 def best_order(records: Sequence[RungRecord], baseline: str) -> list[RungRecord]:
-    """The way without the steps that lose on this machine: each rung faster than all before it."""
+    """The path without the steps that lose on this machine: each rung faster than all before it.
+
+    Where the step that brought the guesses lost, a later rung that still guesses stands for its twin that does not, if
+    that was measured.
+    """
+    path = way(records, baseline)
+    losers = [
+        after
+        for before, after in pairwise(path)
+        if _guesses(after) > _guesses(before) and after.median_ms("wall") > before.median_ms("wall")
+    ]
     kept: list[RungRecord] = []
-    for record in way(records, baseline):
+    for found in path:
+        record = (_without_guesses(found, records) or found) if losers and found not in losers else found
         if not kept or record.median_ms("wall") < kept[-1].median_ms("wall"):
             kept.append(record)
     return kept
+
+
+def _without_guesses(record: RungRecord, records: Sequence[RungRecord]) -> RungRecord | None:
+    def key(entry: RungRecord) -> tuple:
+        return entry.weights, entry.cache, entry.activations, entry.kept_tokens
+
+    twins = (r for r in records if r.measured and not _guesses(r) and not r.own_request and key(r) == key(record))
+    return next(twins, None) if _guesses(record) else None
+
+
+def factors(found: Sequence[Step]) -> list[Step]:
+    """The steps that were measured twice: in their place, and by another rung alone on the baseline."""
+    return [step for step in found if step.alone_factor is not None and not step.over]
 
 
 def product_of_factors(found: Sequence[Step]) -> tuple[float, float]:
     """(what the steps' factors alone multiply to, what they reached together), over steps that were measured alone on
     the baseline, too; one measured alone on another rung says nothing of the baseline.
 
-    Raises ValueError if none was.
+    Raises ValueError if fewer than two were: a single factor is no product.
     """
-    both = [step for step in found if step.alone_factor is not None and not step.over]
-    if not both:
-        raise ValueError("no step of the way was measured alone on the baseline; run the rungs named `...-alone`, too")
+    both = factors(found)
+    if len(both) < 2:
+        raise ValueError(
+            f"{len(both)} steps of the path were measured alone on the baseline, too; expected two or more: run the "
+            "rungs named `...-alone`"
+        )
     return math.prod(step.alone_factor for step in both), math.prod(step.before_ms / step.after_ms for step in both)

@@ -35,7 +35,7 @@ def stages_figure(run: dict) -> Figure:
 
 
 def falls(run: dict) -> list[Fall]:
-    """The steps of the way, each with what it costs in quality: perplexity above the baseline's by more than noise, or
+    """The steps of the path, each with what it costs in quality: perplexity above the baseline's by more than noise, or
     fewer of the baseline's first choices, where that is worse than the step before."""
     records = records_of(run)
     path = contributions.way(records, run["baseline"])
@@ -57,9 +57,9 @@ def _cost(baseline: RungRecord, before: RungRecord, after: RungRecord) -> str:
 
 
 def waterfall_figure(run: dict) -> Figure:
-    """ms that each step of the way took away from the baseline; hatched where a step shares them with an earlier one.
+    """ms that each step of the path took away from the baseline; hatched where a step shares them with an earlier one.
 
-    Raises ValueError with fewer than two measured rungs on the way.
+    Raises ValueError with fewer than two measured rungs on the path.
     """
     plots.use_style()
     path = contributions.way(records_of(run), run["baseline"])

@@ -31,10 +31,10 @@ class Rung:
 
     name: for the command line and the JSON. title: for tables and plots. build: profile name to a ready stepper.
     weights, cache: format of the bytes a decode step reads, as `roofline` names it; cache "none" computes every key and
-    value again. activations: what the kernel rounds them to, "" for other decoders. on_path: part of the cumulative way
-    from the baseline to the fastest; a rung off the path is measured against the baseline alone. alone: name of the
-    rung that adds this one's step to the baseline alone, where there is one; or to another rung than the one before it
-    on the path, which `over` then names. unavailable: returns why this machine cannot run it, or None. exact: promises
+    value again. activations: what the kernel rounds them to, "" for other decoders. on_path: part of the cumulative path
+    from the baseline to the fastest, each rung of which changes one thing; a rung off the path is measured against the
+    baseline alone. alone: name of the rung that adds this one's step to the baseline alone, where there is one; or to
+    another rung than the one before it on the path, which `over` then names. unavailable: returns why this machine cannot run it, or None. exact: promises
     the baseline's greedy ids. prompt: makes the request of a tokenizer; another than the standard one must be as long,
     so that times compare.
     """
@@ -152,6 +152,10 @@ def _gpu_or_no_draft() -> str | None:
 
 
 _HALF = dtype_name(hardware.half_dtype())  # FP16 on a GPU without BF16 units
+# A CPU without BF16 units computes in FP32 whatever it stores: there the path leaves 16 bits out, and the fast decoder
+# joins it in FP32, so that no step bundles a decoder with a format.
+_SIXTEEN_BITS = torch.cuda.is_available() or hardware.bf16_is_native()
+_FAST_TITLE = "+ fast decoder" if _SIXTEEN_BITS else "fast decoder, BF16"
 _HALF_TITLE = {"bfloat16": "BF16", "float16": "FP16"}[_HALF]
 HALF = dict(weights=_HALF, cache=_HALF)
 BF16 = dict(weights="bfloat16", cache="bfloat16")
@@ -172,14 +176,14 @@ RUNGS: list[Rung] = [
         exact=True,
         unavailable=compile_unavailable,
     ),
-    Rung("sdpa", "+ SDPA", "05", _plain(TransformersStepper, "sdpa"), on_path=True, exact=True, alone="sdpa"),
+    Rung("sdpa", "+ SDPA", "05", _plain(TransformersStepper, "sdpa"), on_path=True, exact=True),
     Rung(
         "half",
         f"+ {_HALF_TITLE}",
         "05",
         _plain(TransformersStepper, "sdpa", half=True),
         **HALF,
-        on_path=True,
+        on_path=_SIXTEEN_BITS,
         alone="half-alone",
     ),
     Rung(
@@ -188,7 +192,7 @@ RUNGS: list[Rung] = [
         "05",
         _plain(CompiledStepper, "sdpa", half=True),
         **HALF,
-        on_path=True,
+        on_path=_SIXTEEN_BITS,
         alone="compiled-alone",
         unavailable=compile_unavailable,
     ),
@@ -196,8 +200,15 @@ RUNGS: list[Rung] = [
     Rung("int8-cache", "INT8 KV cache alone", "07", _int8_cache, weights=_HALF, cache="int8"),
     Rung("int8-alone", "INT8 weights alone", "08", _quantised_alone("int8"), **INT8),
     Rung("int4-alone", "INT4 weights alone", "08", _quantised_alone("int4"), **INT4),
-    Rung("fast-fp32", "fast decoder alone", "08", _fast("float32"), exact=True),
-    Rung("fast", "+ fast decoder", "08", _fast("bfloat16"), **BF16, on_path=True, alone="fast-fp32"),
+    Rung(
+        "fast-fp32",
+        "fast decoder alone" if _SIXTEEN_BITS else "+ fast decoder",
+        "08",
+        _fast("float32"),
+        on_path=not _SIXTEEN_BITS,
+        exact=True,
+    ),
+    Rung("fast", _FAST_TITLE, "08", _fast("bfloat16"), **BF16, on_path=_SIXTEEN_BITS, alone="fast-fp32"),
     Rung("int8", "fast decoder, INT8", "08", _fast("int8"), **INT8),
     Rung("int4", "+ INT4 weights", "08", _fast("int4"), **INT4, on_path=True, alone="int4-alone"),
     Rung("int8-dynamic", "INT8 x INT8 instead of INT4", "08", _fast("int8_dynamic"), **DYNAMIC),
@@ -237,7 +248,6 @@ RUNGS: list[Rung] = [
         unavailable=_gpu_or_no_draft,
     ),
     Rung("kernel", "+ one kernel", "09", _kernel(), **KERNEL, on_path=True),
-    Rung("kernel-prefix", "one kernel, exercise text cached", "12", _kernel(keep_prefix=True), **KERNEL),
     Rung(
         "kernel-int8",
         "one kernel, INT8 activations",
@@ -247,22 +257,23 @@ RUNGS: list[Rung] = [
     ),
     Rung(
         "kernel-speculation",
-        "+ speculation in the kernel",
+        "one kernel, with guesses",
         "10",
         _kernel("conditioned"),
         **KERNEL | dict(unavailable=_no_kernel_or_draft),
-        on_path=True,
-        alone="speculation-fp32",
-        over="fast-fp32",
     ),
     Rung(
+        "kernel-prefix", "one kernel, exercise text kept", "12", _kernel(keep_prefix=True), **KERNEL, on_path=True
+    ),
+    # Last, because it may lose: then the path without it is the path to the rung before.
+    Rung(
         "kernel-everything",
-        "+ exercise text kept in the kernel",
+        "one kernel, exercise text kept, with guesses",
         "12",
         _kernel("conditioned", keep_prefix=True),
         **KERNEL | dict(unavailable=_no_kernel_or_draft),
         on_path=True,
-        alone="kernel-prefix",
+        alone="kernel-speculation",
         over="kernel",
     ),
     Rung("lookup", "fast decoder + prompt lookup", "10", _speculative("bfloat16", "lookup"), **BF16),

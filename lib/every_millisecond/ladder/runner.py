@@ -36,8 +36,8 @@ def run_ladder(
 ) -> dict:
     """Measure the ladder's rungs and return the run as a dictionary, also written to `folder`/ladder.json.
 
-    Each round starts one process per rung of the way, the second round in reverse order, so that a machine that warms
-    up or slows down does so for all. A rung beside the way runs in one process, with the time of all rounds. A rung
+    Each round starts one process per rung of the path, the second round in reverse order, so that a machine that warms
+    up or slows down does so for all. A rung beside the path runs in one process, with the time of all rounds. A rung
     that fails is recorded with its error and the others go on. `progress` is called before each process with the
     rung's title, the number done and the number in all.
 
@@ -161,7 +161,7 @@ def plan(rungs: list[Rung], rounds: int) -> list[tuple[int, Rung]]:
     """(round, rung) in the order in which the processes run.
 
     The baseline leads the first round, because it writes the choices that the others' quality is compared with. Rungs
-    beside the way take turns: each runs in one round.
+    beside the path take turns: each runs in one round.
     """
     beside = [entry.name for entry in rungs if not entry.on_path and entry.name != BASELINE]
     own_round = {name: position % rounds for position, name in enumerate(beside)}

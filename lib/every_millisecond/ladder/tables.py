@@ -1,4 +1,4 @@
-"""A run of the ladder as rows of text: rung by rung, and step by step along the way."""
+"""A run of the ladder as rows of text: rung by rung, and step by step along the path."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def table(run: dict) -> Table:
 
 
 def step_rows(run: dict) -> list[list[str]]:
-    """One row per step of the way, and the total, which the steps' gains add up to. Empty with fewer than two rungs."""
+    """One row per step of the path, and the total, which the steps' gains add up to. Empty with fewer than two rungs."""
     found = contributions.steps(records_of(run), run["baseline"])
     result = []
     for step in found:
@@ -126,7 +126,7 @@ def _product(found: list[contributions.Step]) -> str:
 
 
 def step_table(run: dict) -> Table:
-    """The steps of the way as a rich table."""
+    """The steps of the path as a rich table."""
     result = Table(title="What each step gave", title_justify="left")
     for i, header in enumerate(STEP_HEADERS):
         result.add_column(header, justify="right" if 0 < i < 5 else "left", overflow="fold")
