@@ -308,8 +308,8 @@ def _08(book: Book) -> None:
     book.free("the model", *kinds)
     book.target(25, "the model again", own)
     book.passing(25, {"a matrix being rounded, FP32": 4 * shape.vocab * shape.hidden * 3})
-    book.calls["from_model"] += 1  # cell 28: three formats in one call
-    for weights in ("int4", "int8", "bfloat16"):
+    book.calls["from_model"] += 1  # cell 28: all formats in one call
+    for weights in ("int4", "int8", "bfloat16", *["float32"] * (own == "float32")):
         book.held[weights] = decoder_bytes(shape, weights, source=own, copies=False, bf16=book.bf16)
         book.passing(28, {"rounding": rounding_bytes(shape, weights)})
     book.calls["from_model"] += 1  # cell 29: on a CPU alone
