@@ -56,7 +56,7 @@ class Witness:
 
 A100_7B = {"parameters": 6.74e9, "a100": 1}
 ANSWER = A100_7B | {"new_tokens": 256, "tokens_per_pass": 8}
-SAME = spread(0.98, 1.03)
+SAME = spread(0.98, 1.03)  # undecided where "more than 1" is claimed; false where more than 1.5 is
 DRAFT = {"gain": Ratio(2.2, 2.1, 2.3), "acceptance": 0.8, "cost_ratio": 0.1}
 
 WITNESSES = {
@@ -72,7 +72,7 @@ WITNESSES = {
         {"memory_less": 60.0, "max_error": 1e-6, "gain_256": 2.5, "gain_1024": 2.6},
         {"gain_256": 1.1},
         {"max_error": None},
-        {"gain_256": SAME},
+        {"gain_256": spread(1.8, 2.1)},
     ),
     "A6": Witness(
         {"bytes_ratio": 0.53, "step_ratio_256": 0.9, "step_ratio_4096": 0.7},
@@ -81,13 +81,13 @@ WITNESSES = {
         {"step_ratio_256": SAME},
     ),
     "A7": Witness(
-        {"first_64": 90.0, "first_512": 700.0, "ms_per_token": 1.4},
-        {"first_512": 80.0},
-        {"first_64": None},
-        {"first_512": spread(85, 95)},
+        {"first_512_over_256": spread(1.8, 2.1), "ms_per_token": 1.4},
+        {"first_512_over_256": spread(0.7, 0.9)},
+        {"first_512_over_256": None},
+        {"first_512_over_256": SAME},
     ),
     "A8": Witness({"limit_share": 0.7}, {"limit_share": 0.2}, {"limit_share": None}, {"limit_share": spread(0.4, 0.6)}),
-    "A9": Witness(DRAFT | {"gamma": 4}, {"gain": 1.2}, {"gamma": None}, {"gain": SAME}),
+    "A9": Witness(DRAFT | {"gamma": 4}, {"gain": 1.2}, {"gamma": None}, {"gain": spread(1.8, 2.1)}),
     "A10": Witness(
         {"acceptance": 0.8, "best_gamma": 4}, {"best_gamma": 7}, {"acceptance": 0.52}, {"best_gamma": Interval(3, 2, 4)}
     ),
@@ -113,7 +113,7 @@ WITNESSES = {
         {"speculative_distance": 0.0},
         {"speculative_distance": None},
     ),
-    "B1": Witness({"cuda": 1, "flattery": 14.0}, {"flattery": 1.5}, {"cuda": 0}, {"flattery": SAME}),
+    "B1": Witness({"cuda": 1, "flattery": 14.0}, {"flattery": 1.5}, {"cuda": 0}, {"flattery": spread(3, 6)}),
     "B2": Witness(
         A100_7B | {"tokens": 512, "prefill_ms": 46, "embedding_ms": 0.5, "head_ms": 0.3},
         {"embedding_ms": 0.01},
@@ -144,27 +144,27 @@ WITNESSES = {
         {"growth_with": spread(2.5, 3.5)},
     ),
     "B8": Witness(
-        {"cuda": 1, "gain": 1.2, "first_call_ms": 9e3, "step_ms": 30.0}, {"gain": 4.0}, {"cuda": 0}, {"gain": SAME}
+        {"cuda": 1, "gain": 1.2, "first_call_ms": 9e3, "step_ms": 30.0}, {"gain": 4.0}, {"cuda": 0}, {"gain": spread(1, 1.2)}
     ),
     "B9": Witness(
-        {"prefill_gain": 2.0, "decode_gain": 1.9}, {"prefill_gain": 0.5}, {"prefill_gain": None}, {"decode_gain": SAME}
+        {"prefill_gain": 2.0, "decode_gain": 1.9}, {"prefill_gain": 0.5}, {"prefill_gain": None}, {"decode_gain": spread(1.4, 1.7)}
     ),
     "B10": Witness(
-        {"saved_512": 0.35, "saved_64": 0}, {"saved_512": 0.6}, {"saved_512": None}, {"saved_512": spread(-0.1, 0.1)}
+        {"saved_512": 0.35, "saved_64": 0}, {"saved_512": 0.6}, {"saved_512": None}, {"saved_512": spread(-0.1, 0.3)}
     ),
     "B11": Witness(
-        {"smaller": 0.75, "decode_gain": 1.3, "loss": 0.01}, {"smaller": 0.65}, {"loss": None}, {"decode_gain": SAME}
+        {"smaller": 0.75, "decode_gain": 1.3, "loss": 0.01}, {"smaller": 0.65}, {"loss": None}, {"decode_gain": spread(1.1, 1.4)}
     ),
-    "B12": Witness({"gain": 4.5}, {"gain": 1.7}, {"gain": None}, {"gain": SAME}),
+    "B12": Witness({"gain": 4.5}, {"gain": SAME}, {"gain": None}, {"gain": spread(2.5, 3.5)}),
     "B13": Witness(
-        {"cuda": 1, "prefill_gain": 3, "decode_gain": 3}, {"decode_gain": 1.3}, {"cuda": None}, {"prefill_gain": SAME}
+        {"cuda": 1, "prefill_gain": 3, "decode_gain": 3}, {"decode_gain": 1.3}, {"cuda": None}, {"prefill_gain": spread(1.9, 2.2)}
     ),
-    "B14": Witness(DRAFT, {"gain": 0.8}, {"gain": None}, {"gain": SAME}),
+    "B14": Witness(DRAFT, {"gain": SAME}, {"gain": None}, {"gain": spread(1.8, 2.1)}),
     "B15": Witness(
         {"held_ratio": 1.5, "waste_paged": 0.02}, {"held_ratio": 0.9}, {"waste_paged": None}, {"held_ratio": SAME}
     ),
     "B16": Witness(
-        {"hopper": 1, "bf16_share": 0.8, "gain": 2.2}, {"gain": 1.6}, {"bf16_share": 0.3}, {"gain": SAME}
+        {"hopper": 1, "bf16_share": 0.8, "gain": 2.2}, {"gain": 1.6}, {"bf16_share": 0.3}, {"gain": spread(1.9, 2.2)}
     ),
     "B17": Witness({"cuda": 1, "lead": 1.2}, {"lead": 0.8}, {"cuda": 0}, {"lead": SAME}),
 }  # fmt: skip
@@ -199,7 +199,7 @@ def test_every_verdict_of_every_claim_is_reached(name):
 
 def test_a_claim_that_cannot_be_false_is_caught():
     """The test above must see a planted claim whose range holds every figure, and one that has no tie."""
-    witness = Witness({"gain": 2.0}, {"gain": 0.1}, {"gain": None}, {"gain": SAME})
+    witness = Witness({"gain": 2.0}, {"gain": 0.1}, {"gain": None}, {"gain": spread(1.4, 1.7)})
     work = Arithmetic("possible", "x", ())
     reach_every_verdict(Claim("Z1", "twice as fast", lambda: work, (Part("gain", "{v}", 1.5, same=1),)), witness)
     with pytest.raises(AssertionError, match="expected false here"):
@@ -320,10 +320,17 @@ def test_a_verdict_reads_as_a_sentence():
         "(the claim needs 1.6 to 2.5 times); true of it: a decode step in FP32 takes 1.70 times as long as in 16 bits "
         "(the claim needs 1.6 to 2.5 times)"
     )
-    assert claims.CHECKS["B12"]({"gain": spread(0.98, 1.04)}).line == (
-        "B12 no measurable difference: eight requests at once get 1.01 times (0.98 to 1.04) as many tokens a "
-        "second as one at a time, which cannot be told from 1 (the claim needs 3 to 10 times)"
+    assert claims.CHECKS["A13"]({"throughput": SAME, "slower": 1.2}).line.startswith(
+        "A13 no measurable difference: eight requests at once get 1.00 times (0.98 to 1.03) as many tokens a "
+        "second as one alone, which cannot be told apart from 1.00 times (the claim needs more than 1.00 times); "
     )
+    # Three times as many are claimed: that one as many were measured refutes it, whatever the spread says of none.
+    assert claims.CHECKS["B12"]({"gain": spread(0.98, 1.04)}).line.startswith(
+        "B12 false here: eight requests at once get 1.01 times (0.98 to 1.04) as many tokens a second as one at a "
+        "time, which cannot be told apart from 1.00 times (the claim needs 3 to 10 times)"
+    )
+    # Rounded, 1.198 stood under "false" beside "the claim needs 1.2 to 1.5 times".
+    assert "takes 1.198 times as long" in claims.CHECKS["B11"]({"smaller": 0.75, "decode_gain": 1.198, "loss": 0}).line
     # 28% is a difference from none: what the spread leaves open is the claim's limit, and the verdict says so.
     assert claims.CHECKS["B10"]({"saved_512": spread(0.28, 0.69)}).line.startswith(
         "B10 no measurable difference from the claim's limit: at 512 tokens SDPA saves"
@@ -373,9 +380,10 @@ def test_what_a_notebook_settles_stands_in_the_ledger(own_figures, capsys):
     claims.settle("B9", decode_gain=2.0)  # a second run replaces that figure and keeps the other
     row = next(row for row in claims.ledger([claims.own()]) if row.id == "B9")
     assert (row.verdict, row.settled_by) == (TRUE, "here") and "2.20 times" in row.here[0]
-    claims.settle("B9", decode_gain=SAME)
+    undecided = spread(1.4, 1.8)
+    claims.settle("B9", decode_gain=undecided)
     kept = json.loads((own_figures / "claims.json").read_text())["B9"]["figures"]
-    assert kept == {"prefill_gain": 2.2, "decode_gain": dataclasses.asdict(SAME)}
+    assert kept == {"prefill_gain": 2.2, "decode_gain": dataclasses.asdict(undecided)}
     row = next(row for row in claims.ledger([claims.own()]) if row.id == "B9")
     assert row.verdict == TIE and str(row).count("measured here: ") == 2
     with pytest.raises(KeyError, match="no claim 'C1'"):

@@ -116,36 +116,49 @@ class Part:
         return [mark for mark in (self.low, self.high) if x.low < mark < x.high]
 
     def verdict(self, x: Interval) -> str:
+        if x.high < self.low or x.low > self.high:
+            return FALSE  # the whole spread is outside of what is claimed, "no difference" in it or not
         if self.marks(x):
             return TIE
         return TRUE if self.low <= x.median <= self.high else FALSE
+
+    def _form(self, x: Interval) -> str:
+        """The figure's form, with more digits where rounding would put a figure beyond an end onto it."""
+        form = self.form.split()[0]
+        beyond = [end for end in (self.low, self.high) if (x.median < end) == (end == self.low) and x.median != end]
+        while any(format(x.median, form) == format(end, form) for end in beyond):
+            head, _, rest = form.partition(".")
+            form = f"{head}.{int(rest[0]) + 1}{rest[1:]}"
+        return form
 
     def _words(self, value: float, form: str) -> str:
         """A value in a form of its own, with the figure's unit."""
         return f"{value:{form}}" + self.form.removeprefix(self.form.split()[0])
 
     def _plain(self, value: float) -> str:
+        if value == self.same:
+            return self._words(value, self.form.split()[0])
         return f"{100 * value:g}%" if "%" in self.form else self._words(value, ",g")
 
     @property
     def claimed(self) -> str:
         """The claim's range in words."""
         if math.isinf(self.high):
-            return f"more than {self.low:g}" if self.low == self.same else f"at least {self._plain(self.low)}"
+            return f"{'more than' if self.low == self.same else 'at least'} {self._plain(self.low)}"
         if math.isinf(self.low):
-            return f"less than {self.high:g}" if self.high == self.same else f"at most {self._plain(self.high)}"
+            return f"{'less than' if self.high == self.same else 'at most'} {self._plain(self.high)}"
         return f"{self._plain(self.low).split()[0]} to {self._plain(self.high)}"
 
     def found(self, x: Interval) -> str:
         """What was measured, as a clause."""
-        form = self.form.split()[0]
+        form = self._form(x)
         spread = f" ({x.low:{form}} to {x.high:{form}})" if x.high - x.low > 2.001 * self.tolerance else ""
         return self.says.format(v=self._words(x.median, form) + spread)
 
     def compared(self, x: Interval) -> str:
         """What was measured beside what was claimed."""
-        marks = " and ".join(f"{self.same:g}" if mark == self.same else self._plain(mark) for mark in self.marks(x))
-        return f"{self.found(x)}{marks and ', which cannot be told from '}{marks} (the claim needs {self.claimed})"
+        marks = " and ".join(self._plain(mark) for mark in self.marks(x))
+        return f"{self.found(x)}{marks and ', which cannot be told apart from '}{marks} (the claim needs {self.claimed})"
 
     def only_its_limit(self, x: Interval) -> bool:
         """Undecided although the figure differs from "no difference": its spread holds an end of the claim's range."""
