@@ -61,6 +61,18 @@ def test_a_bar_that_stays_says_so(measured, capsys):
     assert bar.ends("06").rung == "kv-cache" and "was not faster" not in capsys.readouterr().out  # it has no other
 
 
+@pytest.mark.parametrize(
+    ("won", "own"),
+    [("kernel", "kernel-prefix"), ("kernel-speculation", "kernel-everything"), ("half", "kernel-prefix")],
+)
+def test_the_kept_prefix_comes_to_the_decoder_that_won(measured, won, own):
+    """Where guessing had lost, the bar behind it guessed again, and its slower decode looked like the prefix's."""
+    asked, ms = measured
+    ms |= {name: 900.0 for name in ("int4", "kernel", "kernel-speculation", own)} | {won: 800.0, own: 700.0}
+    assert bar.opens("12").rung == won and bar.ends("12").rung == own == bar.opens("13").rung
+    assert asked[-1] == own and set(bar.KEEPS_PREFIX.values()) <= set(bar.ENDS["12"])
+
+
 def test_every_bar_is_a_rung_and_unknown_notebooks_are_refused():
     for names in bar.ENDS.values():
         for name in names:

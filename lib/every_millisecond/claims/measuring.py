@@ -77,21 +77,19 @@ def lengths(subject: Subject) -> Found:
     """A4 and A7 from the prefill at growing lengths, B7 from a step at 64 and 512 tokens with and without a cache."""
     text = subject.ids.repeat(1, 4)
     cached, recomputing = TransformersStepper(subject.fp32), RecomputeStepper(subject.fp32)
-    first = {n: measure(lambda n=n: cached.prefill(text[:, :n]), warmup=1, repeats=3) for n in (64, 512, 1024)}
+    first = {n: measure(lambda n=n: cached.prefill(text[:, :n]), warmup=1, repeats=3) for n in (64, 256, 512, 1024)}
     without = {n: measure(lambda n=n: recomputing.prefill(text[:, :n]), warmup=0, repeats=2) for n in (64, 512)}
     with_cache = {}
     for n in (64, 512):
         cached.prefill(text[:, :n])
         with_cache[n] = measure(lambda: cached.step(subject.token), warmup=1, repeats=5)
     grown = over(first[1024], first[64])
-    ms = {n: Interval(m.median_ms, m.p10_ms, m.p90_ms) for n, m in first.items()}
     power = Interval(*(math.log(x) / math.log(1024 / 64) for x in (grown.median, grown.low, grown.high)))
     return {
         "A4": {"power": power, "longest": 1024},
         "A7": {
-            "ms_per_token": (ms[512].median - ms[64].median) / (512 - 64),
-            "first_64": ms[64],
-            "first_512": ms[512],
+            "ms_per_token": (first[512].median_ms - first[64].median_ms) / (512 - 64),
+            "first_512_over_256": over(first[512], first[256]),
         },
         "B7": {
             "growth_without": over(without[512], without[64]),

@@ -20,7 +20,7 @@ def _batch_gain(batch: int) -> float:
 @claim(
     "A7",
     "compress the prompt (statement and format rules) to 256 tokens or fewer: the first token comes sooner",
-    Part("first_512", "the first token takes {v} as long after 512 tokens as after 64", 1, same=1, over="first_64"),
+    Part("first_512_over_256", "the first token takes {v} as long after 512 tokens as after 256", 1, same=1),
     notes={"ms_per_token": "{v:.2f} ms a prompt token"},
     setting="nothing of the prompt cached",
 )

@@ -84,14 +84,14 @@ def the_total() -> Arithmetic:
     "tokenising and detokenising are under 2% of the total; caching the ids of common prompts helps",
     Part("ends_share", "tokenising and detokenising take {v} of the request", high=0.02, form=".2%"),
     Part("ends_share_best", "they take {v} of the fastest request", high=0.02, needed=False, form=".2%"),
-    # 0.1% of a request either way is less than two requests differ by: no difference.
+    # Its spread is the request's own. A bare number has none: 0.1% of a request is less than two requests differ by.
     Part(
         "lookup_share",
-        "cached ids save {v} of the request (requests differ by 0.1% anyway)",
+        "with cached ids the request is {v} shorter, its own spread counted in",
         0,
         same=0,
         tolerance=0.001,
-        form=".3%",
+        form=".2%",
     ),
 )
 def the_two_ends() -> Arithmetic:

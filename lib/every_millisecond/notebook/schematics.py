@@ -434,8 +434,8 @@ def prefix_shared() -> Figure:
     y = 1.6
     ax.text(left - 0.3, y + 0.6, "name first", ha="right", va="center", fontsize=12, fontweight="bold", color=INK)
     box(ax, left, y, 1.5, 1.2, "“Ada,”", own, ink=INK, size=10)
-    box(ax, left + 1.6, y, width - 1.5, 1.2, "instructions, statement, notes", strange)
-    box(ax, left + width + 0.2, y, tail, 1.2, "A's solution, the question", strange, size=10)
+    box(ax, left + 1.6, y, width - 1.6, 1.2, "instructions, statement, notes", strange, ink=INK)
+    box(ax, left + width + 0.1, y, tail, 1.2, "A's solution, the question", strange, ink=INK, size=10)
     ax.text(
         left, y - 0.3, "every key behind the name depends on it: the same words, and not one slot can be used again",
         ha="left", va="top", fontsize=10, color=INK,
@@ -484,15 +484,15 @@ def weights_to_server() -> Figure:
     weights, waiting, running = METHOD_COLOURS[4], "#DDDDDD", METHOD_COLOURS[3]
     for x, text in ((0.2, "what you have"), (5.0, "a format"), (11.0, "a server"), (18.4, "users, over HTTP")):
         ax.text(x, 9.9, text, ha="left", va="center", fontsize=12, fontweight="bold", color=INK)
-    box(ax, 0.2, 5.0, 3.3, 3.4, "weights\ntokenizer\ntemplate\nconfiguration", weights, ink=INK, size=10)
+    box(ax, 0.2, 5.0, 3.3, 3.4, "weights\ngraph (code)\ntokenizer, template\n(quantisation)", weights, ink=INK, size=10)
 
     def arrow(begin: tuple[float, float], end: tuple[float, float]) -> None:
         ax.annotate("", end, begin, arrowprops={"arrowstyle": "->", "color": INK, "lw": 1.4})
 
     rows = (
-        (7.9, "safetensors", "a folder, as it is", "transformers serve", 1, 4),
-        (5.9, "GGUF", "one file, often quantised", "llama.cpp's server", 4, 1),
-        (3.9, "ONNX", "weights and graph", "", 0, 0),
+        (7.9, "safetensors", "weights", "transformers serve", 1, 4),
+        (5.9, "GGUF", "weights, tokenizer, quantisation", "llama.cpp's server", 4, 1),
+        (3.9, "ONNX", "weights, graph", "", 0, 0),
     )
     for y, name, what, server, slots, queue in rows:
         arrow((3.6, 6.7), (4.9, y + 0.7))
