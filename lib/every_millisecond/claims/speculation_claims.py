@@ -14,7 +14,10 @@ GAMMAS = (3, 4, 5)
 ACCEPTANCES = (0.75, 0.80, 0.85)
 DRAWS = 400
 RULE_STEP = 1 / DRAWS  # what a sum over so many uniforms may be off by
-RULE_SHIFTS = f"the acceptance rule shifts the output's distribution by {{v}}, in a sum good to {RULE_STEP:g}"
+RULE_SHIFTS = (
+    f"summed over all guesses, the acceptance rule shifts the output's distribution by {{v}}; "
+    f"the sum itself is good to {RULE_STEP:g}"
+)
 
 
 def least_acceptance(gain: float, gamma: int, cost_ratio: float) -> float:
@@ -105,7 +108,7 @@ def best_gamma_3_to_5() -> Arithmetic:
     "A16",
     "INT8 and speculative decoding both trade accuracy for speed",
     Part("speculative_distance", RULE_SHIFTS, RULE_STEP, form=".4f"),
-    Part("int8_kl", "the INT8 cache shifts it by {v} a token", 1e-9, form=".1e nats"),
+    Part("int8_kl", "the INT8 cache shifts the output's distribution by {v} a token", 1e-9, form=".1e nats"),
     setting="the library's own acceptance rule, every draft token tried",
 )
 def both_trade_accuracy() -> Arithmetic:

@@ -148,7 +148,8 @@ class LoadReport:
 
     @property
     def goodput_per_second(self) -> float:
-        """Finished requests that met the deadline, per second (DistServe, Zhong et al. 2024, arXiv 2401.09670)."""
+        """Finished requests that met the deadline, per second. (In DistServe, arXiv 2401.09670, goodput is the highest
+        rate at which a set share of the requests meets it.)"""
         return self.in_time / self.seconds
 
 
