@@ -46,7 +46,7 @@ def end_of_00(monkeypatch, capsys):
 
 @pytest.mark.parametrize(
     ("prefill_ms", "tokens", "words"),
-    [(380.0, request.NEW_TOKENS, "both rungs write all 50"), (3_800.0, 7, "write 7 tokens instead of 50"),
+    [(150.0, request.NEW_TOKENS, "both rungs write all 50"), (1_300.0, 7, "write 7 tokens instead of 50"),
      (60_000.0, 4, "write 4 tokens instead of 50")],
 )  # fmt: skip
 def test_a_slow_machine_writes_fewer_tokens_and_says_so(end_of_00, prefill_ms, tokens, words):

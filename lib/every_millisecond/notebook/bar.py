@@ -75,7 +75,7 @@ class Bar:
         return max(self.stages, key=self.stages.__getitem__)
 
     def __str__(self) -> str:
-        return f"{self.title}: {self.total_ms:.0f} ms ({self.low_ms:.0f} to {self.high_ms:.0f} ms)"
+        return f"{self.total_ms:.0f} ms ({self.low_ms:.0f} to {self.high_ms:.0f} ms), with the decoder '{self.title}'"
 
 
 def opens(notebook: str, profile: str | None = None) -> Bar:
