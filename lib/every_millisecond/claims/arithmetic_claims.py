@@ -90,7 +90,13 @@ def decode_in_80_ms() -> Arithmetic:
 @claim(
     "A4",
     "prefill time grows with the square of the prompt length",
-    Part("power", "time grows with the length to the power of {v}", 1.8, 2.2, form=".2f"),
+    Part(
+        "power",
+        "from 64 tokens to the longest prompt, time grows with the length to the power of {v}",
+        1.8,
+        2.2,
+        form=".2f",
+    ),
     needs=(Need("longest", "prompts of 512 tokens and more", 512, INFINITY),),
 )
 def prefill_grows_with_the_square() -> Arithmetic:

@@ -16,6 +16,7 @@ from llm_latency import hardware, roofline
 from llm_latency.roofline import FORMATS, SHAPES, StagePrediction
 
 HERE = "this machine"
+SEEN_SHARE = 0.005  # a thinner piece cannot be seen, and is not in the legend
 WIDGET = "application/vnd.jupyter.widget-view+json"
 # None of them a stage's: the stages stand in the panel beside.
 PART_COLOURS = dict(
@@ -44,6 +45,16 @@ def predict(
     else:
         peak = roofline.gpu_peak(machine, weights)
     return roofline.predict_request(model, peak, prompt_tokens=prompt_tokens, new_tokens=new_tokens, weights=weights)
+
+
+def _spelt(name: str) -> str:
+    """A model's or a format's name as it is written: Llama-2-7B, BF16."""
+    for key, word in (("bfloat", "BF"), ("float", "FP"), ("int", "INT"), ("llama", "Llama"), ("smollm", "SmolLM"),
+                      ("qwen", "Qwen")):  # fmt: skip
+        if name.startswith(key):
+            name = word + name.removeprefix(key)
+            break
+    return name[:-1] + name[-1].upper()
 
 
 def memory_line(model: str, weights: str, machine: str, tokens: int) -> str:
@@ -77,7 +88,7 @@ def picture(
     """Both stages in ms with the bound of each, and the parts that make them up. Errors as `predict`."""
     stages = predict(model, weights, machine, prompt_tokens, new_tokens, ceilings)
     fig, (left, right) = plt.subplots(1, 2, figsize=(12, 3.6), width_ratios=(3, 2))
-    longest = max(stage.ms for stage in stages.values())
+    longest, seen = max(stage.ms for stage in stages.values()), set()
     for row, (name, stage) in enumerate(stages.items()):
         colour, hatch = plots.STAGE_COLOURS[name], plots.STAGE_HATCHES[name]
         left.barh(row, stage.ms, color=colour, hatch=hatch, edgecolor="white", height=0.6)
@@ -88,7 +99,9 @@ def picture(
             share = part.ms / stage.ms
             colour, hatch = PART_COLOURS[part.name], PART_HATCHES[part.name]
             name_of_part = part.name.replace("ffn", "FFN")
-            label = name_of_part if row == len(stages) - 1 else None
+            label = name_of_part if row == len(stages) - 1 or not stages["decode"].ms else None
+            if share >= SEEN_SHARE:
+                seen.add(name_of_part)
             right.barh(row, share, left=start, color=colour, hatch=hatch, edgecolor="white", height=0.6, label=label)
             if share > 0.12:
                 box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1.5}
@@ -103,10 +116,12 @@ def picture(
     left.set_xlim(0, longest * 1.05)
     left.set_xlabel(f"predicted time (ms); {memory_line(model, weights, machine, prompt_tokens + new_tokens)}")
     right.set_xlim(0, 1)
-    right.set_xlabel("share of the stage")
-    left.set_title(f"{model}, {weights}, {machine}: {prompt_tokens:,} in, {new_tokens:,} out")
-    fig.legend(*right.get_legend_handles_labels(), ncols=6, loc="outside lower right", fontsize=9)
-    right.set_title("what each stage is made of")
+    right.xaxis.set_major_formatter(lambda share, _: f"{100 * share:.0f}")
+    right.set_xlabel("share of the stage (%)")
+    left.set_title(f"{_spelt(model)}, {_spelt(weights)}, {machine}: {prompt_tokens:,} in, {new_tokens:,} out")
+    handles = [patch for patch in right.containers if patch.get_label() in seen]
+    fig.legend(handles, [patch.get_label() for patch in handles], ncols=6, loc="outside lower right", fontsize=9)
+    right.set_title("What each stage is made of")
     return fig
 
 

@@ -149,16 +149,16 @@ def three_regimes() -> Figure:
     bold = dict(fontsize=12, fontweight="bold", color=INK, ha="center", rotation_mode="anchor")
     ax.text(2.1, 2.35, "memory: bytes per second", rotation=34, va="bottom", **bold)
     ax.text(7.6, 5.15, "arithmetic: FLOP per second", va="bottom", **bold)
-    ax.text(4.35, 2.05, "launches: passes per second\n(so low: small model, fast GPU)", rotation=34, va="top", **bold)
+    ax.text(3.72, 1.45, "launches: passes per second", rotation=34, va="top", **bold)
     cures = (
-        (0.25, 5.0, "under the memory line:\nfewer bytes (16 bits, INT4),\nmore tokens a pass"),
-        (7.4, 3.6, "under the arithmetic line:\nless arithmetic,\nfaster number formats"),
-        (7.4, 1.1, "under a launch line, where one lies\nlower: fewer operators\n(fusion, graphs, one kernel)"),
+        (0.25, 5.0, "bound by memory:\nfewer bytes (16 bits, INT4),\nmore tokens a pass"),
+        (7.4, 3.6, "bound by arithmetic:\nless arithmetic,\nfaster number formats"),
+        (7.4, 1.1, "bound by launches\n(small model, fast GPU):\nfewer operators (fusion,\ngraphs, one kernel)"),
     )
     for x, y, text in cures:
         ax.text(x, y, text, fontsize=11, color=INK, va="center")
     ax.annotate("ridge", (ridge, top), (ridge - 0.3, top + 0.75), arrowprops={"arrowstyle": "->"}, ha="right")
-    ax.set(xlim=(0, right), ylim=(0, 6.1), xticks=[], yticks=[], xlabel="FLOP per byte: about the tokens in a pass",
+    ax.set(xlim=(0, right), ylim=(0, 6.1), xticks=[], yticks=[], xlabel="FLOP per byte: grows with the tokens in a pass",
            ylabel="FLOP per second")  # fmt: skip
     ax.set_title("Three limits: the lowest line above a pass binds it, and says what helps (log axes, not to scale)")
     return fig
