@@ -158,8 +158,8 @@ def three_regimes() -> Figure:
     for x, y, text in cures:
         ax.text(x, y, text, fontsize=11, color=INK, va="center")
     ax.annotate("ridge", (ridge, top), (ridge - 0.3, top + 0.75), arrowprops={"arrowstyle": "->"}, ha="right")
-    ax.set(xlim=(0, right), ylim=(0, 6.1), xticks=[], yticks=[], xlabel="FLOP per byte: grows with the tokens in a pass",
-           ylabel="FLOP per second")  # fmt: skip
+    ax.set(xlim=(0, right), ylim=(0, 6.1), xticks=[], yticks=[], ylabel="FLOP per second",
+           xlabel="FLOP per byte: grows with the tokens in a pass")  # fmt: skip
     ax.set_title("Three limits: the lowest line above a pass binds it, and says what helps (log axes, not to scale)")
     return fig
 
