@@ -80,14 +80,25 @@ def test_folded_lines_are_one_line_of_this_machine():
 
 
 def test_every_contender_and_every_part_is_drawn():
-    """Nothing is dropped in silence: a bar for each contender that ran, the longer limit, the clock."""
-    ratio = {"tokens_per_second": 9.0, "decode_vs_base": {"median": 2.0, "low": 1.8, "high": 2.1}}
-    peers = [{"name": name, "title": name, "ours": name == "own"} for name in ("base", "own", "absent")]
-    result = {"baseline": "base", "peers": peers, "ratios": {"base": ratio, "own": ratio}}
-    fig = ladder_figures.race(result)
-    assert [text.get_text() for text in fig.axes[0].get_yticklabels()] == ["base", "own"]
-    parts = {"bytes": 3.0, "arithmetic": 5.0, "launches": 2.0, "draft": 1.0}
-    fig = ladder_figures.predicted_and_measured({"a rung": (parts, 9.0, (8.5, 9.5))})
-    widths = [patch.get_width() for patch in fig.axes[0].patches][:3]
-    assert widths == [5.0, 2.0, 1.0] and fig.axes[0].lines[1].get_xdata()[0] == 9.0
+    """Nothing is dropped in silence: a bar for each contender that ran, each part, the clock."""
+    ratio = {"median": 2.0, "low": 1.8, "high": 2.1}
+    groups = {
+        "without a draft": {"base": (False, ratio), "own": (True, ratio)},
+        "with a draft": {"guesser": (True, ratio)},
+    }
+    fig = ladder_figures.race(groups, "base")
+    assert [[text.get_text() for text in ax.get_yticklabels()] for ax in fig.axes] == [["base", "own"], ["guesser"]]
+    assert len(ladder_figures.race(groups | {"with a draft": {}}, "base").axes) == 1
+    with pytest.raises(ValueError, match="no contender"):
+        ladder_figures.race({"with a draft": {}}, "base")
+    parts = {"physics": 5.0, "own kernels": 3.0, "launches": 2.0, "draft": 1.0}
+    fig = ladder_figures.parts_and_measured({"a rung": (parts, 12.0, (11.5, 12.5))})
+    assert [patch.get_width() for patch in fig.axes[0].patches][:4] == [5.0, 3.0, 2.0, 1.0]
+    assert len(fig.axes) == 1 and fig.axes[0].lines[1].get_xdata()[0] == 12.0
+    slow = {name: 100 * ms for name, ms in parts.items()}
+    fig = ladder_figures.parts_and_measured({"slow": (slow, 1200.0, (1190, 1210)), "a rung": (parts, 12.0, (11, 13))})
+    assert len(fig.axes) == 2 and fig.axes[1].get_xlim()[1] < 20
+    assert any("1200 ms" in text.get_text() for text in fig.axes[1].texts)
+    with pytest.raises(ValueError, match="no rungs"):
+        ladder_figures.parts_and_measured({})
     plt.close("all")

@@ -251,6 +251,21 @@ def test_contributions_add_up_to_the_total():
     assert tables.step_rows(run)[-1][:4] == ["together", "131 ms", "13 ms", "118 ms"]
 
 
+def test_a_ladder_with_too_few_factors_gives_way_to_a_recorded_one(tmp_path):
+    """One factor is its own product: the question of notebook 13 would answer itself."""
+    few = path_run(sdpa=0.9, half=0.5, half_alone=0.6)
+    many = path_run(half=0.5, half_alone=0.6, int4=0.1, int4_alone=0.5)
+    assert experiment.run_with_factors("mine", many, tmp_path) == ("mine", many)
+    with pytest.raises(ValueError, match="measured two steps alone"):
+        experiment.run_with_factors("mine", few, tmp_path)
+    (tmp_path / "a-ladder.json").write_text(json.dumps(many))
+    whose, found = experiment.run_with_factors("mine", few, tmp_path)
+    assert whose.startswith("a recorded run: ") and found == many
+    whose, found = experiment.run_with_factors("mine", few, Path(__file__).parents[1] / "results")
+    product, together = experiment.product_of_factors(experiment.steps(experiment.records_of(found), found["baseline"]))
+    assert product != together, "the notebook falls back on the repository's own record"
+
+
 def test_the_order_without_guesses_that_lose_holds_no_guesses():
     """Where the draft loses, a later rung that still guesses is not "the path without it": its twin is."""
     kernel = record("kernel", scale=0.2)
@@ -262,7 +277,7 @@ def test_the_order_without_guesses_that_lose_holds_no_guesses():
     assert names == ["kv-cache", "kernel", "kernel-prefix"]
     assert [r.name for r in experiment.best_order(path, "kv-cache")] == ["kv-cache", "kernel", "kernel-everything"]
     changed = [step.changed for step in experiment.steps(path, "kv-cache")]
-    assert changed[1:] == ["2.00 tokens a pass", "100 tokens of the prompt kept from before, not 0"]
+    assert changed[1:] == ["tokens a pass 1 to 2", "prompt tokens read beforehand 0 to 100"]
     other = record("kernel", weights="int4", cache="float16", activations="int16")
     (step,) = experiment.steps([record(weights="float32", cache="float32"), other], "kv-cache")
     assert step.changed == "weights float32 to int4, cache float32 to float16, activations not rounded to int16"

@@ -187,3 +187,11 @@ def test_main_writes_a_dated_file(fake_processes, monkeypatch, tmp_path, tokeniz
     result = json.loads(path.read_text())
     assert path.name.startswith(result["date"]) and result["settings"]["prompt_tokens"] == 256
     assert result["machine"]["threads"] >= 1
+
+
+def test_the_names_tell_who_guesses():
+    """A draft against none is no race: notebook 13 sorts by the name, which old records have, too."""
+    for entry in CONTENDERS:
+        assert contenders.guesses(entry.name) == (
+            "draft" in entry.title or "assisted" in entry.title or "lookup" in entry.title
+        )

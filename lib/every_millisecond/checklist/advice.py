@@ -18,6 +18,7 @@ from llm_latency.speculative import Draft, PromptLookupDraft
 
 MEASURED, PREDICTED, NOT_HERE = "measured", "predicted", "cannot be measured here"
 NONE = "none: exact"
+ROUNDING = "none but rounding"  # the same sums in another order
 GAMMA, SPECULATED_TOKENS = 4, 24  # of the answers that speculation is judged by
 AS_FAST = "times as fast"  # the unit of a gain for one request
 
@@ -74,14 +75,14 @@ def _kv_cache(subject: Subject) -> Advice:
     step = quick_ms(lambda: without.step(subject.token), without.device, repeats=2)
     times = RequestTimes(subject.times.prefill_ms, step)
     why = f"a step without one takes {step:.0f} ms, with one {subject.times.step_ms:.0f} ms"
-    return _advice(1 / subject.gain(times), MEASURED, why, in_use=True)
+    return _advice(1 / subject.gain(times), MEASURED, why, ROUNDING, in_use=True)
 
 
 def _sdpa(subject: Subject) -> Advice:
     eager = models.load_target(subject.profile, dtype=subject.model.dtype, attn_implementation="eager")
     times = subject.times_of(TransformersStepper(eager))
     why = f"prefill by hand {times.prefill_ms:.0f} ms, fused {subject.times.prefill_ms:.0f} ms"
-    return _advice(1 / subject.gain(times), MEASURED, why, in_use=True)
+    return _advice(1 / subject.gain(times), MEASURED, why, ROUNDING, in_use=True)
 
 
 def _half(subject: Subject) -> Advice:
@@ -103,7 +104,7 @@ def _compile(subject: Subject) -> Advice:
     saved = min(launch_ms, 0.9 * subject.times.step_ms)
     times = RequestTimes(subject.times.prefill_ms, subject.times.step_ms - saved)
     why = f"at most the {launch_ms:.1f} ms a step that issue operators; the first call compiles for up to a minute"
-    return _advice(subject.gain(times), PREDICTED, why)
+    return _advice(subject.gain(times), PREDICTED, why, ROUNDING)
 
 
 def _int4(subject: Subject) -> Advice:
@@ -130,7 +131,7 @@ def _flash(subject: Subject) -> Advice:
     share = work["attention"].flops / roofline.total(work).flops
     times = RequestTimes(subject.times.prefill_ms * (1 - share), subject.times.step_ms)
     why = f"attention is {share:.0%} of the prefill's FLOPs at {subject.ids.shape[1]} tokens; SDPA fuses it already"
-    return _advice(subject.gain(times), PREDICTED, f"at most: {why}")
+    return _advice(subject.gain(times), PREDICTED, f"at most: {why}", ROUNDING)
 
 
 def _export(subject: Subject) -> Advice:
@@ -186,7 +187,7 @@ ITEMS: tuple[Item, ...] = (
     Item("SDPA instead of attention by hand", 1, "06", _sdpa),
     Item("KV cache", 1, "04", _kv_cache),
     Item("INT4 weights, lean decoder", 2, "08", _int4),
-    Item("batching, continuous batching", 2, "11", _batching),
+    Item("batching, one pass of eight rows", 2, "11", _batching),
     Item("FlashAttention-2", 2, "06", _flash),
     Item("export formats (GGUF, ONNX)", 2, "14", _export),
     Item("speculative decoding", 3, "10", _speculation),

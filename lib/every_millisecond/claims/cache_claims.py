@@ -119,7 +119,7 @@ def pages_end_fragmentation() -> Arithmetic:
 @claim(
     "B15",
     "PagedAttention ends cache fragmentation and lets more requests run at once",
-    Part("held_ratio", "{v} as many requests fit into the same memory", 1, same=1),
+    Part("held_ratio", "with pages, {v} as many requests fit into the same memory", 1, same=1),
     WASTE,
     setting=COUNTED,
     contains=("A15",),

@@ -29,6 +29,8 @@ def ledger(findings: Iterable[Findings] = ()) -> list[Judged]:
         if entry.here:
             for id, figures in entry.values.items():
                 own[id] = {**own.get(id, {}), **figures}
+    if "limit_share" in own.get("A8", {}):  # what A8 measured of a decode step is what B6 says of one
+        own["B6"] = {"decode_share": own["A8"]["limit_share"], **own.get("B6", {})}
     return [_row(check, own, [entry for entry in findings if not entry.here]) for check in CHECKS.values()]
 
 

@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
-from every_millisecond.ladder.record import RungRecord
+from every_millisecond.ladder.record import RungRecord, load_run, machine_of, records_of
 
 NOISE = 0.02  # of the baseline: two gains that differ by less are the same
 
@@ -18,8 +19,8 @@ class Step:
 
     before_ms, after_ms: without and with it, on top of the steps before it. baseline_ms: where the path begins.
     over: title of the leaner rung that it was measured alone on, "" for the baseline. over_ms, alone_ms: that rung
-    without this step and with it alone; None where that was not measured, or is the very rung on the path. changed: what
-    else but the code differs from the rung before, in words.
+    without this step and with it alone; None where that was not measured, or is the very rung on the path.
+    changed: what differs from the rung before, beside the code, in words.
     """
 
     name: str
@@ -106,9 +107,9 @@ def _changed(before: RungRecord, after: RungRecord) -> str:
     if before.activations != after.activations:
         words.append(f"activations {before.activations or 'not rounded'} to {after.activations or 'not rounded'}")
     if before.kept_tokens != after.kept_tokens:
-        words.append(f"{after.kept_tokens} tokens of the prompt kept from before, not {before.kept_tokens}")
+        words.append(f"prompt tokens read beforehand {before.kept_tokens} to {after.kept_tokens}")
     if _guesses(before) != _guesses(after):
-        words.append(f"{after.tokens_per_pass:.2f} tokens a pass" if _guesses(after) else "no guesses")
+        words.append(f"tokens a pass {before.tokens_per_pass or 1:.3g} to {after.tokens_per_pass or 1:.3g}")
     return ", ".join(words)
 
 
@@ -153,6 +154,25 @@ def _without_guesses(record: RungRecord, records: Sequence[RungRecord]) -> RungR
 def factors(found: Sequence[Step]) -> list[Step]:
     """The steps that were measured twice: in their place, and by another rung alone on the baseline."""
     return [step for step in found if step.alone_factor is not None and not step.over]
+
+
+def run_with_factors(whose: str, run: dict, results: Path) -> tuple[str, dict]:
+    """Whose ladder it is, and the ladder, in which two steps or more were measured twice: the given, else the newest.
+
+    whose, run: as `nearest_run` returns them. Raises ValueError if there is none.
+    """
+    if len(_factors_of(run)) >= 2:
+        return whose, run
+    recorded = [load_run(path) for path in sorted(results.glob("*ladder*.json"))]
+    found = [r for r in recorded if r["profile"] == run["profile"] and len(_factors_of(r)) >= 2]
+    if not found:
+        raise ValueError(f"no ladder in {results} measured two steps alone; `make run` measures one with all rungs")
+    newest = max(found, key=lambda r: (r["date"], len(_factors_of(r))))
+    return f"a recorded run: {machine_of(newest)}, {newest['date']}", newest
+
+
+def _factors_of(run: dict) -> list[Step]:
+    return factors(steps(records_of(run), run["baseline"]))
 
 
 def product_of_factors(found: Sequence[Step]) -> tuple[float, float]:

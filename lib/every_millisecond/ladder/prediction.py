@@ -1,4 +1,4 @@
-"""What each rung's stages should take on this machine's own ceilings, and what share of the limit was reached."""
+"""What physics allows a rung on this machine, and what its own parts, each timed alone, add up to."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ from llm_latency.roofline import (
 def add_predictions(records: list[RungRecord], profile: str, ceilings: Ceilings) -> None:
     """Fill in weight_bytes, predicted and share_of_limit of measured records.
 
-    The limit is memory and arithmetic alone; `share_of_limit` is its share of the measured time. Decode is held to the
-    bandwidth of a matrix times one vector, the kernel's to that of plain reading; prefill to the rate that this model's
-    own matrices reach at the prompt's length, in PyTorch or in the rung's own decoder, whichever is higher: a square
-    product would promise more than narrow matrices can keep.
+    The limit is physics, memory and arithmetic alone; `share_of_limit` is its share of the measured time. Bytes are
+    held to the bandwidth of plain reading, whatever the format: a matrix times one vector shows a kernel's own rate.
+    Arithmetic is held to the rate that this model's own matrices reach at the prompt's length, in PyTorch or in the
+    rung's own decoder, whichever is higher: a square product would promise more than narrow matrices can keep.
 
-    The prediction goes by what the rung's kind of decoder can do, as its twins showed: its own arithmetic at the
-    number of rows that a pass has, and the time of issuing the operators. A speculative decoder's passes check several
-    tokens, and beside them stand the draft's guesses, its reading of the prompt, and their launches.
+    The prediction is no physics: it adds up what the rung's kind of decoder does, as its twins showed. That is its own
+    matrix kernels' rate at the number of rows that a pass has, a matrix times one vector at the rate of that kernel,
+    and the time of issuing the operators. A speculative decoder's passes check several tokens, and beside them stand
+    the draft's guesses, its reading of the prompt, and their launches.
     """
     config = models.load_config(profile)
     rates: dict[str, float] = {}
@@ -45,7 +46,8 @@ def add_predictions(records: list[RungRecord], profile: str, ceilings: Ceilings)
         if record.activations:
             peak = replace(peak, bandwidth_bytes_per_s=ceilings.read_gbps * 1e9)
         best = dict.fromkeys(("prefill", "pass"), max([torch_rate, *record.rates.values()]))
-        limit = _stages(record, config, peak, best, launches=False)
+        memory = max(ceilings.read_gbps, *ceilings.gemv_gbps.values()) * 1e9
+        limit = _stages(record, config, replace(peak, bandwidth_bytes_per_s=memory), best, launches=False)
         own = {"prefill": torch_rate, "pass": torch_rate} | record.rates
         record.weight_bytes = parameter_bytes(config, record.weights)
         record.predicted = _stages(record, config, peak, own, launches=True)

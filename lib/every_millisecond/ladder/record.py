@@ -178,7 +178,13 @@ def nearest_run(results: Path, own: Path, profile: str) -> tuple[str, dict]:
     if not found:
         raise ValueError(f"no recorded ladder in {results} or {own}; `make run` measures one")
     _, whose, run = max(found, key=lambda entry: entry[0])
-    return f"{whose}: {run['machine']['gpu'] or run['machine']['cpu']}, {run['date']}", run
+    return f"{whose}: {machine_of(run)}, {run['date']}", run
+
+
+def machine_of(run: dict) -> str:
+    """A run's machine in words: its GPU, or its CPU with the vector units that tell two of one maker apart."""
+    machine = run["machine"]
+    return machine["gpu"] or f"{machine['cpu']} ({machine['cpu_capability']})"
 
 
 def records_of(run: dict) -> list[RungRecord]:

@@ -31,12 +31,12 @@ class Rung:
 
     name: for the command line and the JSON. title: for tables and plots. build: profile name to a ready stepper.
     weights, cache: format of the bytes a decode step reads, as `roofline` names it; cache "none" computes every key and
-    value again. activations: what the kernel rounds them to, "" for other decoders. on_path: part of the cumulative path
-    from the baseline to the fastest, each rung of which changes one thing; a rung off the path is measured against the
-    baseline alone. alone: name of the rung that adds this one's step to the baseline alone, where there is one; or to
-    another rung than the one before it on the path, which `over` then names. unavailable: returns why this machine cannot run it, or None. exact: promises
-    the baseline's greedy ids. prompt: makes the request of a tokenizer; another than the standard one must be as long,
-    so that times compare.
+    value again. activations: what the kernel rounds them to, "" for other decoders.
+    on_path: part of the cumulative path from the baseline to the fastest, each rung of which changes one thing; a rung
+    off the path is measured against the baseline alone. alone: name of the rung that adds this one's step to the
+    baseline alone, where there is one; or to another rung than the one before it on the path, which `over` then names.
+    unavailable: returns why this machine cannot run it, or None. exact: promises the baseline's greedy ids. prompt:
+    makes the request of a tokenizer; another than the standard one must be as long, so that times compare.
     """
 
     name: str
@@ -262,9 +262,7 @@ RUNGS: list[Rung] = [
         _kernel("conditioned"),
         **KERNEL | dict(unavailable=_no_kernel_or_draft),
     ),
-    Rung(
-        "kernel-prefix", "one kernel, exercise text kept", "12", _kernel(keep_prefix=True), **KERNEL, on_path=True
-    ),
+    Rung("kernel-prefix", "one kernel, exercise text kept", "12", _kernel(keep_prefix=True), **KERNEL, on_path=True),
     # Last, because it may lose: then the path without it is the path to the rung before.
     Rung(
         "kernel-everything",

@@ -73,8 +73,9 @@ def caption(run: dict) -> str:
     note = " RANDOM WEIGHTS: timing only." if run["profile"].endswith("-shape") else ""
     return (
         f"{run['profile']} on {where}, torch {machine['torch']}, {run['date']}. Medians in ms over "
-        f"{settings['rounds']} rounds in fresh processes; speed-up against {run['baseline']}; prediction from this "
-        f"machine's measured ceilings and the time of issuing the operators.{note}"
+        f"{settings['rounds']} rounds in fresh processes; speed-up against {run['baseline']}; predicted: the "
+        "rung's own matrix kernels and the issuing of its operators, each timed alone; limit: its bytes at this "
+        f"machine's bandwidth of plain reading, its arithmetic at the best rate found.{note}"
     )
 
 
@@ -89,7 +90,7 @@ def table(run: dict) -> Table:
 
 
 def step_rows(run: dict) -> list[list[str]]:
-    """One row per step of the path, and the total, which the steps' gains add up to. Empty with fewer than two rungs."""
+    """One row per step of the path, and the total that the steps' gains add up to. Empty with fewer than two rungs."""
     found = contributions.steps(records_of(run), run["baseline"])
     result = []
     for step in found:

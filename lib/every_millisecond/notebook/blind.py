@@ -56,11 +56,13 @@ def pairs(questions: Sequence[str], original: Sequence[str], optimised: Sequence
 
 
 def show_pairs(found: Pairs) -> None:
-    """Print every pair; what is equal to the letter is said and needs no choice."""
+    """Print every pair, and how many differ; what is equal to the letter is said and needs no choice."""
     for number, (question, (a, b)) in enumerate(zip(found.questions, found.answers, strict=True), start=1):
         show.here(f"{number}. {question}")
         for name, text in (("A", a), ("B", b)) if a != b else (("A and B, equal to the letter", a),):
             show.here(f"   {name}: {' '.join(text.split())}")
+    differ = sum(a != b for a, b in found.answers)
+    show.here(f"pairs that differ, and can be judged: {differ} of {len(found.answers)}")
 
 
 def judge(found: Pairs, choices: Sequence[str], key: str = "13-people") -> None:

@@ -5,74 +5,102 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from every_millisecond.notebook.plots import OTHER_COLOUR
 
-PART_COLOURS = {"bytes": "#56B4E9", "arithmetic": "#CC79A7", "launches": "#F0E442", "draft": OTHER_COLOUR}
+PARTS = {"physics": ("#56B4E9", ""), "own kernels": ("#CC79A7", "//"), "launches": ("#F0E442", ".."),
+         "draft": (OTHER_COLOUR, "xx")}  # fmt: skip
+SAYS = {
+    "physics": "physics: bytes or arithmetic",
+    "own kernels": "its own matrix kernels, beyond physics",
+    "launches": "issuing operators",
+    "draft": "draft",
+}
 OURS, OTHERS = "#56B4E9", "#CC79A7"
+ENLARGED_FROM = 4.0  # a second panel where the longest bar is so many times as long as the middle one
 
 
-def predicted_and_measured(rows: Mapping[str, tuple[Mapping[str, float], float, tuple[float, float]]]) -> Figure:
-    """A stacked bar of predicted ms for each title, and a mark with its spread where the clock stopped.
+def parts_and_measured(rows: Mapping[str, tuple[Mapping[str, float], float, tuple[float, float]]]) -> Figure:
+    """For each title what physics allows, what its own parts add to that, and a mark where the clock stopped.
 
-    rows: title -> (ms by part, measured ms, its 10th and 90th percentile). Of bytes and arithmetic the longer is drawn.
+    rows: title -> (ms by part as in `PARTS`, measured ms, its 10th and 90th percentile). Where some bars are far longer
+    than most, a second panel shows the others enlarged. Raises ValueError without a row.
     """
-    fig, ax = plt.subplots(figsize=(11, 1.8 + 0.36 * len(rows)))
-    for y, (found, measured, spread) in enumerate(rows.values()):
+    if not rows:
+        raise ValueError("no rungs; expected at least one")
+    ends = sorted(max(sum(parts.values()), measured, spread[1]) for parts, measured, spread in rows.values())
+    near = [end for end in ends if end * ENLARGED_FROM < ends[-1]]
+    limits = [1.04 * ends[-1]] + ([1.25 * near[-1]] if near else [])
+    fig, axes = plt.subplots(1, len(limits), figsize=(12, 1.8 + 0.36 * len(rows)), sharey=True, squeeze=False)
+    for ax, limit in zip(axes[0], limits, strict=True):
+        _parts_panel(ax, list(rows.values()), limit)
+    whole = axes[0][0]
+    for name, (colour, hatch) in PARTS.items():
+        whole.barh(0, 0, color=colour, hatch=hatch, edgecolor="black", linewidth=0.3, label=SAYS[name])
+    whole.plot([], [], "D", color="black", label="measured, with its spread")
+    whole.set_yticks(range(len(rows)), list(rows))
+    whole.invert_yaxis()
+    for ax, label in zip(axes[0], ("time of decode (ms)", "the same, enlarged (ms)"), strict=False):
+        ax.set_xlabel(label)
+    fig.legend(loc="outside lower center", ncols=3, fontsize=10)
+    return fig
+
+
+def _parts_panel(ax: Axes, rows: Sequence, limit: float) -> None:
+    for y, (found, measured, spread) in enumerate(rows):
         left = 0.0
-        for name in (max(("bytes", "arithmetic"), key=found.__getitem__), "launches", "draft"):
-            ax.barh(y, found[name], left=left, color=PART_COLOURS[name], edgecolor="black", linewidth=0.3, height=0.7)
+        for name, (colour, hatch) in PARTS.items():
+            width = min(found[name], max(0.0, limit - left))
+            ax.barh(y, width, left=left, color=colour, hatch=hatch, edgecolor="black", linewidth=0.3, height=0.7)
             left += found[name]
-        ax.plot(spread, (y, y), color="black", marker="|", markersize=9, linewidth=1.5)
-        ax.plot(measured, y, "D", color="black", markersize=5)
-    for name, colour in PART_COLOURS.items():
-        ax.barh(0, 0, color=colour, edgecolor="black", linewidth=0.3, label=f"predicted: {name}")
-    ax.plot([], [], "D", color="black", label="measured")
-    ax.set_yticks(range(len(rows)), list(rows))
-    ax.invert_yaxis()
-    ax.set_xlabel("time of decode (ms); beside the mark its 10th to 90th percentile")
+        if measured <= limit:
+            ax.plot(spread, (y, y), color="black", marker="|", markersize=9, linewidth=1.5)
+            ax.plot(measured, y, "D", color="black", markersize=5)
+        else:
+            box = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+            ax.text(
+                0.98 * limit,
+                y,
+                f"{measured:.0f} ms \N{RIGHTWARDS ARROW}",
+                ha="right",
+                va="center",
+                fontsize=10,
+                bbox=box,
+            )
+    ax.set_xlim(0, limit)
     ax.grid(axis="y", visible=False)
-    fig.legend(loc="outside lower center", ncols=5, fontsize=10)
-    return fig
 
 
-def race(result: Mapping) -> Figure:
-    """How many times as fast as the race's baseline each contender decodes, with the spread over the rounds."""
-    base, ratios = result["baseline"], result["ratios"]
-    found = {peer["title"]: (peer, ratios[peer["name"]][f"decode_vs_{base}"]) for peer in result["peers"]
-             if peer["name"] in ratios}  # fmt: skip
-    ranked = dict(sorted(found.items(), key=lambda entry: entry[1][1]["median"]))
-    fig, ax = plt.subplots(figsize=(11, 1.6 + 0.34 * len(ranked)))
-    for y, (peer, ratio) in enumerate(ranked.values()):
-        ours = peer["ours"]
-        ax.barh(y, ratio["median"], color=OURS if ours else OTHERS, hatch="" if ours else "//", edgecolor="white")
-        ax.plot((ratio["low"], ratio["high"]), (y, y), color="black", marker="|", linewidth=1.5)
-        ax.text(ratio["high"], y, f"  {ratio['median']:.2f}", va="center", fontsize=10)
-    ax.barh(0, 0, color=OURS, label="the course's")
-    ax.barh(0, 0, color=OTHERS, hatch="//", edgecolor="white", label="others'")
-    ax.set_yticks(range(len(ranked)), list(ranked))
-    ax.set_xlim(0, 1.1 * max(ratio["high"] for _, ratio in ranked.values()))
-    ax.set_xlabel("decode rate over that of transformers in FP32 (times)")
-    ax.grid(axis="y", visible=False)
-    ax.legend(loc="lower right")
-    return fig
+def race(groups: Mapping[str, Mapping[str, tuple[bool, Mapping[str, float]]]], baseline: str) -> Figure:
+    """How many times as fast as the race's baseline each contender decodes, with the spread over the rounds.
 
-
-def squares(rows: Sequence, verdicts: Sequence[str]) -> Figure:
-    """A square for each claim, coloured and hatched by its verdict; what the two articles claim on two lines."""
-    looks = (("#56B4E9", ""), ("#CC79A7", "xx"), ("#F0E442", "//"), ("#DDDDDD", ".."))
-    look = dict(zip(verdicts, looks, strict=True))
-    fig, ax = plt.subplots(figsize=(11, 2.8))
-    for row in rows:
-        x, y = int(row.id[1:]), "AB".index(row.id[0])
-        colour, hatch = look[row.verdict]
-        ax.bar(x, 0.8, bottom=y - 0.4, color=colour, hatch=hatch, edgecolor="white", width=0.9)
-        ax.text(x, y, row.id, ha="center", va="center", bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})
-    for verdict, (colour, hatch) in look.items():
-        ax.bar(0, 0, color=colour, hatch=hatch, edgecolor="white", label=verdict)
-    ax.set(xlim=(0.4, 17.6), ylim=(1.6, -0.6), xticks=[])
-    ax.set_yticks([0, 1], ["article A", "article B"])
-    ax.grid(visible=False)
-    fig.legend(loc="outside lower center", ncols=4)
+    groups: a panel each, such as "without a draft": title -> (ours, {"median", "low", "high"}). Raises ValueError
+    without a contender.
+    """
+    shown = {name: group for name, group in groups.items() if group}
+    if not shown:
+        raise ValueError("no contender was measured; expected at least one")
+    counts = [len(group) for group in shown.values()]
+    fig, axes = plt.subplots(
+        len(shown), 1, figsize=(11, 1.8 + 0.34 * sum(counts) + 0.4 * len(shown)), sharex=True, squeeze=False,
+        height_ratios=counts,
+    )  # fmt: skip
+    for ax, (name, group) in zip(axes[:, 0], shown.items(), strict=True):
+        ranked = dict(sorted(group.items(), key=lambda entry: entry[1][1]["median"]))
+        for y, (ours, ratio) in enumerate(ranked.values()):
+            ax.barh(y, ratio["median"], color=OURS if ours else OTHERS, hatch="" if ours else "//", edgecolor="white")
+            ax.plot((ratio["low"], ratio["high"]), (y, y), color="black", marker="|", linewidth=1.5)
+            ax.text(ratio["high"], y, f"  {ratio['median']:.2f}", va="center", fontsize=10)
+        ax.set_yticks(range(len(ranked)), list(ranked))
+        ax.set_ylim(-0.6, len(ranked) - 0.4)
+        ax.set_title(name, fontsize=12)
+        ax.grid(axis="y", visible=False)
+    last = axes[-1, 0]
+    last.set_xlim(0, 1.12 * max(ratio["high"] for group in shown.values() for _, ratio in group.values()))
+    last.set_xlabel(f"decode rate over that of {baseline} (times)")
+    handles = [Patch(facecolor=OURS, label="the course's"), Patch(facecolor=OTHERS, hatch="//", label="others'")]
+    fig.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=10)
     return fig

@@ -11,13 +11,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from every_millisecond.peers.contenders import CONTENDERS, Contender, contender
+from every_millisecond.peers.contenders import CONTENDERS, Contender, contender, guesses
 from every_millisecond.peers.race import BASELINE, MEASURED, PeerRecord, run_race
 from every_millisecond.request import NEW_TOKENS, standard_prompt
 from llm_latency import files, models
 from llm_latency.text.prompt import encode_prompt
 
-__all__ = ["CONTENDERS", "Contender", "PeerRecord", "contender", "main", "run_race", "table"]
+__all__ = ["CONTENDERS", "Contender", "PeerRecord", "contender", "guesses", "main", "run_race", "table"]
 
 
 def table(result: dict) -> Table:

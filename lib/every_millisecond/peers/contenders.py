@@ -274,6 +274,12 @@ CONTENDERS: list[Contender] = [
 ]
 
 
+def guesses(name: str) -> bool:
+    """Whether the contender of that name has a draft: such a one races against its like, for what a draft gains is
+    another matter than how soon a decoder reads its weights. By the name, which old records have, too."""
+    return any(word in name for word in ("assisted", "speculative", "lookup", "conditioned"))
+
+
 def contender(name: str) -> Contender:
     """The contender of that name. Raises ValueError that lists the known ones."""
     for entry in CONTENDERS:
