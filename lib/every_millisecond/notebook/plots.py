@@ -122,7 +122,8 @@ def stage_bar(
 def end_labels(ax: Axes, *, gap: float = 0.075) -> None:
     """Write each line's label beside its last point, in the line's colour, instead of a legend. Set the limits first.
 
-    Labels that would come nearer than `gap`, a share of the axes' height, move apart by as little as possible.
+    Labels that would come nearer than `gap`, a share of the axes' height, move apart by as little as keeps them apart
+    and inside the axes.
     """
     to_axes = ax.transData + ax.transAxes.inverted()
     ends = sorted((*to_axes.transform(line.get_xydata()[-1])[::-1], i, line) for i, line in enumerate(ax.get_lines()))
@@ -134,7 +135,8 @@ def end_labels(ax: Axes, *, gap: float = 0.075) -> None:
             other, others = pools.pop()
             mean, count = (mean * count + other * others) / (count + others), count + others
         pools.append((mean, count))
-    heights = [mean for mean, count in pools for _ in range(count)]
+    highest = 1 - gap * (len(ends) - 0.5)
+    heights = [max(gap / 2, min(mean, highest)) for mean, count in pools for _ in range(count)]
     for rank, (height, (_, x, _, line)) in enumerate(zip(heights, ends, strict=True)):
         ax.text(x + 0.015, height + gap * rank, line.get_label(), transform=ax.transAxes, va="center",
                 color=line.get_color())  # fmt: skip
