@@ -27,9 +27,7 @@ def fused_gain(tokens: int, *, alone: bool = False) -> float:
 
 
 def _whole(figure: str, tokens: str, *limits: float, **rest) -> Part:
-    return Part(
-        figure, f"{tokens} tokens: the prefill takes {{v}} as long by hand as fused", *limits, **rest
-    )
+    return Part(figure, f"{tokens} tokens: the prefill takes {{v}} as long by hand as fused", *limits, **rest)
 
 
 @claim(

@@ -30,10 +30,17 @@ def visited_blocks(
 def draw_blocks(ax: Axes, seq_q: int, seq_k: int, block_q: int, block_k: int, causal: bool, done: int) -> None:
     """The score matrix with its first `done` blocks visited; the newest has a thick frame, its number stands in each.
 
-    Blue blocks need no mask, hatched ones cross the diagonal; white ones are not yet, or never, computed.
+    Blue blocks need no mask, hatched ones cross the diagonal; white ones are not yet computed, dotted ones never.
     """
-    ax.add_patch(Rectangle((0, 0), seq_k, seq_q, facecolor=EMPTY, edgecolor="#999999", hatch="..", linewidth=0.5))
-    blocks = visited_blocks(seq_q, seq_k, block_q, block_k, causal)[:done]
+    ax.add_patch(Rectangle((0, 0), seq_k, seq_q, facecolor=EMPTY, edgecolor="#999999", linewidth=0.5))
+    all_blocks = visited_blocks(seq_q, seq_k, block_q, block_k, causal)
+    corners = {(q_start, k_start) for q_start, _, k_start, *_ in all_blocks}
+    for y in range(0, seq_q, block_q):
+        for x in range(0, seq_k, block_k):
+            if (y, x) not in corners:
+                size = min(block_k, seq_k - x), min(block_q, seq_q - y)
+                ax.add_patch(Rectangle((x, y), *size, facecolor=EMPTY, edgecolor="#999999", hatch="..", linewidth=0.5))
+    blocks = all_blocks[:done]
     for number, (q_start, q_stop, k_start, k_stop, crosses) in enumerate(blocks, start=1):
         newest = number == len(blocks)
         ax.add_patch(

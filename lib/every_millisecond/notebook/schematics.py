@@ -175,14 +175,14 @@ def attention_levels() -> Figure:
                     (6.35, "L2 CACHE, shared by all multiprocessors"),
                     (2.75, "HBM, the GPU's large memory")):  # fmt: skip
         ax.text(0.6, y, text, ha="left", va="center", fontsize=11, fontweight="bold", color=INK)
-    pieces = ((0.7, 1.9, "q block", "stays"), (3.3, 2.3, "k, v block", "streams past"),
-              (6.4, 3.6, "scores of\nthis tile", "used, then forgotten"),
-              (10.7, 4.2, "m, l, acc", "two numbers and a vector a row"))  # fmt: skip
+    pieces = ((0.7, 1.7, "q block", "stays"), (3.0, 1.7, "k block", "streams past"),
+              (5.3, 2.7, "scores of\nthis tile", "used, then forgotten"), (8.9, 1.7, "v block", "streams past"),
+              (11.2, 4.0, "m, l, acc", "2 numbers, 1 vector a row"))  # fmt: skip
     for x, width, name, fate in pieces:
         box(ax, x, 9.1, width, 1.5, name, METHOD_COLOURS[3], ink=INK)
         ax.text(x + width / 2, 8.55, fate, ha="center", va="center", fontsize=10, color=INK)
-    for x, sign in ((2.95, "@"), (6.0, "="), (10.35, ">")):
-        ax.text(x, 9.85, sign, ha="center", va="center", fontsize=14, fontweight="bold", color=INK)
+    for x, sign, size in ((2.7, "@", 14), (5.0, "=", 14), (8.45, "with", 10), (10.9, "\N{RIGHTWARDS ARROW}", 14)):
+        ax.text(x, 9.85, sign, ha="center", va="center", fontsize=size, fontweight="bold", color=INK)
     box(ax, 0.7, 4.8, 4.9, 1.1, "k and v of the heads in work", "white", ink=INK, size=10)
     ax.text(6.0, 5.35, "read again for every block of queries", ha="left", va="center", fontsize=10, color=INK)
     box(ax, 0.7, 0.8, 4.9, 1.4, "q, k, v and the result:\nn rows a head", "white", ink=INK, size=10)
@@ -467,8 +467,8 @@ def quantised_cache() -> Figure:
         ax.add_patch(plt.Rectangle((17.5, y), 0.45, 0.7, facecolor=scales))
     ax.text(18.3, 7.3, "1 scale a token:\nfinal on arrival", ha="left", va="center", fontsize=10, color=INK)
     ax.text(2.3, 4.05, "open\ngroup", ha="right", va="center", fontsize=10, color=INK)
-    kept = "exact tokens kept too,\nuntil a 4th closes it"
-    ax.text(7.4, 2.85, kept, ha="left", va="center", fontsize=10, color=INK)
+    kept = "exact tokens\nkept too, until\na 4th closes it"
+    ax.text(9.75, 4.0, kept, ha="left", va="center", fontsize=10, color=INK)
     for x in (2.3, 12.9):
         ax.text(x, 2.1, "window:\nexact", ha="right", va="center", fontsize=10, color=INK)
     ax.text(2.3, 10.45, "oldest", ha="right", va="center", fontsize=10, color=INK)
@@ -496,8 +496,8 @@ def weights_to_server() -> Figure:
     )
     for y, name, what, server, slots, queue in rows:
         arrow((3.6, 6.7), (4.9, y + 0.7))
-        box(ax, 5.0, y, 4.6, 1.4, f"{name}\n{what}", weights, ink=INK, size=10)
-        arrow((9.7, y + 0.7), (10.9, y + 0.7))
+        box(ax, 5.0, y, 5.2, 1.4, f"{name}\n{what}", weights, ink=INK, size=10)
+        arrow((10.3, y + 0.7), (10.9, y + 0.7))
         if not server:
             ax.text(
                 11.0, y + 0.7, "a runtime that your own program calls", ha="left", va="center", fontsize=10, color=INK

@@ -148,7 +148,7 @@ def draw_traces(ax: Axes, traces: Mapping[str, Trace], colours: Mapping[str, str
     ax.set_ylim(len(traces) - 0.5, -0.8)
     ax.set_xlim(0, window_us)
     ax.set_yticks([])
-    ax.set_xlabel("time (us)")
+    ax.set_xlabel("time (µs)")
     ax.grid(axis="y", visible=False)
 
 

@@ -1,7 +1,7 @@
 """What an optimisation costs in quality: perplexity, drift from the exact model, and the gate that decides."""
 
 from llm_latency.quality.drift import DriftReport, drift
-from llm_latency.quality.perplexity import perplexity
+from llm_latency.quality.perplexity import perplexity, token_losses
 from llm_latency.quality.regression import regression_test
 from llm_latency.quality.regression_report import CaseResult, RegressionReport, Thresholds
 from llm_latency.quality.texts import reading_text, standard_cases
@@ -16,4 +16,5 @@ __all__ = [
     "reading_text",
     "regression_test",
     "standard_cases",
+    "token_losses",
 ]

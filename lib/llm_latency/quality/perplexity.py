@@ -36,6 +36,17 @@ def perplexity(
     a text longer than the model's positions, a cache that already holds tokens, a cache given along with a stepper
     (which has its own), and for logits that hold NaN.
     """
+    losses = token_losses(model, input_ids, cache=cache, chunk_size=chunk_size)
+    return exponential(float(losses.double().sum()) / len(losses))
+
+
+def token_losses(
+    model: PreTrainedModel | Stepper, input_ids: Tensor, *, cache: Cache | None = None, chunk_size: int = CHUNK
+) -> Tensor:
+    """-log p of each token after the first, in nats: FP32 [n - 1]. Arguments and errors as in `perplexity`.
+
+    Two of these for one text, subtracted, are the change of each token: their mean has a standard error.
+    """
     input_ids = check_text(model, input_ids)
     check_count("chunk_size", chunk_size)
     n = input_ids.shape[1]
@@ -47,11 +58,11 @@ def perplexity(
         pieces = [(0, _one_pass(model, input_ids))]
     else:
         pieces = ((start, out.logits) for start, out in outputs_in_chunks(model, input_ids, cache, chunk_size))
-    total = 0.0
+    losses = []
     for start, logits in pieces:
         targets = input_ids[:, start + 1 : start + 1 + logits.shape[1]]
-        total += float(negative_log_likelihoods(logits[:, : targets.shape[1]], targets).double().sum())
-    return exponential(total / (n - 1))
+        losses.append(negative_log_likelihoods(logits[:, : targets.shape[1]], targets)[0])
+    return torch.cat(losses)
 
 
 def exponential(mean: float) -> float:
