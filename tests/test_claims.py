@@ -144,20 +144,32 @@ WITNESSES = {
         {"growth_with": spread(2.5, 3.5)},
     ),
     "B8": Witness(
-        {"cuda": 1, "gain": 1.2, "first_call_ms": 9e3, "step_ms": 30.0}, {"gain": 4.0}, {"cuda": 0}, {"gain": spread(1, 1.2)}
+        {"cuda": 1, "gain": 1.2, "first_call_ms": 9e3, "step_ms": 30.0},
+        {"gain": 4.0},
+        {"cuda": 0},
+        {"gain": spread(1, 1.2)},
     ),
     "B9": Witness(
-        {"prefill_gain": 2.0, "decode_gain": 1.9}, {"prefill_gain": 0.5}, {"prefill_gain": None}, {"decode_gain": spread(1.4, 1.7)}
+        {"prefill_gain": 2.0, "decode_gain": 1.9},
+        {"prefill_gain": 0.5},
+        {"prefill_gain": None},
+        {"decode_gain": spread(1.4, 1.7)},
     ),
     "B10": Witness(
         {"saved_512": 0.35, "saved_64": 0}, {"saved_512": 0.6}, {"saved_512": None}, {"saved_512": spread(-0.1, 0.3)}
     ),
     "B11": Witness(
-        {"smaller": 0.75, "decode_gain": 1.3, "loss": 0.01}, {"smaller": 0.65}, {"loss": None}, {"decode_gain": spread(1.1, 1.4)}
+        {"smaller": 0.75, "decode_gain": 1.3, "loss": 0.01},
+        {"smaller": 0.65},
+        {"loss": None},
+        {"decode_gain": spread(1.1, 1.4)},
     ),
     "B12": Witness({"gain": 4.5}, {"gain": SAME}, {"gain": None}, {"gain": spread(2.5, 3.5)}),
     "B13": Witness(
-        {"cuda": 1, "prefill_gain": 3, "decode_gain": 3}, {"decode_gain": 1.3}, {"cuda": None}, {"prefill_gain": spread(1.9, 2.2)}
+        {"cuda": 1, "prefill_gain": 3, "decode_gain": 3},
+        {"decode_gain": 1.3},
+        {"cuda": None},
+        {"prefill_gain": spread(1.9, 2.2)},
     ),
     "B14": Witness(DRAFT, {"gain": SAME}, {"gain": None}, {"gain": spread(1.8, 2.1)}),
     "B15": Witness(

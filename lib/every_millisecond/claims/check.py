@@ -158,7 +158,8 @@ class Part:
     def compared(self, x: Interval) -> str:
         """What was measured beside what was claimed."""
         marks = " and ".join(self._plain(mark) for mark in self.marks(x))
-        return f"{self.found(x)}{marks and ', which cannot be told apart from '}{marks} (the claim needs {self.claimed})"
+        undecided = f", which cannot be told apart from {marks}" if marks else ""
+        return f"{self.found(x)}{undecided} (the claim needs {self.claimed})"
 
     def only_its_limit(self, x: Interval) -> bool:
         """Undecided although the figure differs from "no difference": its spread holds an end of the claim's range."""
