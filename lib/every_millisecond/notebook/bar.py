@@ -100,8 +100,16 @@ def ends(notebook: str, profile: str | None = None) -> Bar:
     before = max((name for name in ENDS if name < notebook), default=notebook)
     found, last = _reach(notebook, profile), _reach(before, profile)
     stays = ENDS[notebook] != ENDS[before] and found == last
-    show.here(f"the bar as it now is: {found}" + "; this notebook's own decoder was not faster" * stays)
+    own = tried(notebook, profile)
+    slower = f"; this notebook's own decoder was not faster{f': {own}' if own else ''}" if stays else ""
+    show.here(f"the bar as it now is: {found}{slower}")
     return found
+
+
+def tried(notebook: str, profile: str | None = None) -> Bar | None:
+    """The bar of this notebook's own decoder where it was slower than the one before, and so is nobody's next."""
+    bar = _kept(profile).get(f"{notebook} tried")
+    return Bar(**bar) if bar else None
 
 
 def draw(bars: dict[str, Bar], title: str, alt: str) -> None:
@@ -139,16 +147,20 @@ def _reach(notebook: str, profile: str | None) -> Bar:
         return Bar(**kept[notebook])
     before = max((name for name in ENDS if name < notebook), default=None)
     best = _reach(before, profile) if before else None
+    entry = {}
     if best is None or ENDS[notebook] != ENDS[before]:
         for name in _own(notebook, best):
             found = _measure(name, profile) if _runs_here(name) else None
             if found is not None:
-                best = found if best is None or found.total_ms < best.total_ms else best
+                if best is None or found.total_ms < best.total_ms:
+                    best = found
+                else:
+                    entry = {f"{notebook} tried": asdict(found)}
                 break
     if best is None:
         raise RuntimeError(f"no decoder of notebook {notebook} runs here; `llm-latency doctor` says why")
     machine = _machine(profile)
-    entry = {notebook: asdict(best)}
+    entry |= {notebook: asdict(best)}
     files.update_json(_path(), lambda all: all | {machine: all.get(machine, {}) | entry}, default={})
     return best
 
