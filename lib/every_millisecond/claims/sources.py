@@ -37,6 +37,15 @@ def _own_file() -> Path:
     return scorecard.path().with_name("claims.json")
 
 
+def _known(stored: Mapping[str, Mapping]) -> dict[str, dict]:
+    """What this edition's claims take; an earlier edition kept figures under names that are no more."""
+    return {
+        id: {"date": entry["date"], "figures": {k: v for k, v in entry["figures"].items() if k in CHECKS[id].figures}}
+        for id, entry in stored.items()
+        if id in CHECKS
+    }
+
+
 def settle(claim: str, **figures: Figure) -> None:
     """Judge a claim by figures just measured, print the verdict, and keep the figures for the ledger of notebook 13.
 
@@ -49,6 +58,7 @@ def settle(claim: str, **figures: Figure) -> None:
     CHECKS[claim](figures)  # refuses a wrong figure before anything is kept
 
     def add(stored: dict) -> dict:
+        stored = _known(stored)
         found = stored.get(claim, {}).get("figures", {}) | {name: storable(value) for name, value in figures.items()}
         return stored | {claim: {"date": datetime.date.today().isoformat(), "figures": found}}
 
@@ -58,7 +68,7 @@ def settle(claim: str, **figures: Figure) -> None:
 
 def own() -> Findings:
     """What this learner's notebooks have found so far, with the date of the latest."""
-    stored = files.read_json(_own_file(), default={})
+    stored = _known(files.read_json(_own_file(), default={}))
     latest = max((entry["date"] for entry in stored.values()), default="-")
     values = {claim: entry["figures"] for claim, entry in stored.items()}
     return Findings("your notebooks", "this machine", latest, values, here=True)
