@@ -57,7 +57,8 @@ def test_a_bar_that_stays_says_so(measured, capsys):
     """Two equal bars without a word looked like a fault of the notebook."""
     _, ms = measured
     ms["half"] = 9000.0
-    assert bar.ends("05").rung == "kv-cache" and "was not faster" in capsys.readouterr().out
+    assert bar.ends("05").rung == "kv-cache" and "was not faster: 9000 ms" in capsys.readouterr().out
+    assert bar.tried("05").rung == "half" and bar.tried("04") is None
     assert bar.ends("06").rung == "kv-cache" and "was not faster" not in capsys.readouterr().out  # it has no other
 
 
