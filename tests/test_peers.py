@@ -183,7 +183,7 @@ def test_main_writes_a_dated_file(fake_processes, monkeypatch, tmp_path, tokeniz
     """Guards against figures that are printed and lost."""
     monkeypatch.setattr(peers, "CONTENDERS", [_contender("hf-fp32"), _contender("fast", ours=True)])
     assert peers.main(tmp_path, profile="smollm2-135m") == 0
-    (path,) = tmp_path.glob("*_peers_*.json")
+    (path,) = tmp_path.glob("*-peers.json")
     result = json.loads(path.read_text())
     assert path.name.startswith(result["date"]) and result["settings"]["prompt_tokens"] == 256
     assert result["machine"]["threads"] >= 1

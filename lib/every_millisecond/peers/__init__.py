@@ -61,8 +61,9 @@ def main(out: Path = Path("results"), profile: str | None = None, names: list[st
     )
     console.print(table(result))
     machine = result["machine"]
-    label = re.sub(r"[^a-z0-9]+", "-", f"{machine['gpu'] or machine['cpu']} {machine['threads']}t".lower()).strip("-")
-    path = out / f"{result['date']}_peers_{label}.json"
+    label = f"{machine['gpu'] or machine['cpu']} {machine['threads']} threads".lower()
+    label = re.sub(r"[^a-z0-9]+", "-", label).strip("-")
+    path = out / f"{result['date']}-{label}-peers.json"
     files.write_atomically(path, json.dumps(result, indent=1))
     console.print(f"written to {path}", highlight=False, markup=False)
     return int(any(peer["ours"] and peer["status"] != MEASURED for peer in result["peers"]))
