@@ -21,9 +21,9 @@ ROOT_FLAG := $(if $(filter 0,$(shell id -u 2>/dev/null)),--allow-root)
 
 setup: $(READY)
 
-# The stamp is written last, so an interrupted set-up starts again.
+# The stamp is written last, so an interrupted set-up starts again; pip is what a new environment gets last.
 $(READY): pyproject.toml requirements.lock tools/set_up.py
-	@test -x $(BIN)/python || { echo "1/3 a Python of its own in $(VENV)/ (some seconds)"; $(PYTHON) -m venv $(VENV); }
+	@test -x $(BIN)/pip || { echo "1/3 a Python of its own in $(VENV)/ (some seconds)"; $(PYTHON) -m venv $(VENV); }
 	@$(BIN)/python tools/set_up.py $(if $(TORCH_INDEX),--torch-index "$(TORCH_INDEX)")
 	@touch $(READY)
 
@@ -58,7 +58,7 @@ exercises: $(READY)
 # In an environment of their own: transformers imports torchao where it finds it, and warns in every notebook.
 PEERS_VENV ?= .venv-peers
 peers: $(READY)
-	@test -x $(PEERS_VENV)/bin/python || $(PYTHON) -m venv $(PEERS_VENV)
+	@test -x $(PEERS_VENV)/bin/pip || $(PYTHON) -m venv $(PEERS_VENV)
 	$(PEERS_VENV)/bin/python -m pip install --quiet -c requirements.lock -e '.[peers]'
 	$(PEERS_VENV)/bin/llm-latency peers $(PEERS_FLAGS)
 
@@ -67,4 +67,4 @@ gpu: $(READY)
 	$(BIN)/llm-latency gpu-check $(GPU_FLAGS)
 
 clean:
-	rm -rf $(VENV) $(PEERS_VENV) run
+	rm -rf $(READY) $(VENV) $(PEERS_VENV) run

@@ -351,6 +351,8 @@ def test_an_interrupted_run_continues_and_measures_nothing_twice(tiny_directory,
     run = experiment.run_ladder(folder, **options)
     assert sorted(instant.started) == ["kv-cache", "sdpa", "sdpa"], "the finished part is not measured again"
     assert [len(entry["samples_ms"]["wall"]) for entry in run["rungs"]] == [6, 6]  # two processes of three
+    assert resume.unfinished(tmp_path) == folder, "its report is yet to be written"
+    report.write(run, folder)
     assert resume.unfinished(tmp_path) is None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,14 +11,36 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).resolve().parent / "interrupted"
-MOMENTS = 20  # kills of each program, drawn from all its file operations
+MOMENTS = 20  # kills of each program, drawn one from each part of its file operations
+GRADINGS = 5  # of the one that grades with nbgrader and a kernel, which takes seconds
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows cannot fork, nor send a signal at a file operation")
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows cannot fork, nor send a signal at a file operation")
+def kill_and_start_again(program: str, folder: Path, moments: int = MOMENTS) -> None:
+    command = [sys.executable, str(HERE / "killed.py"), program, str(folder), str(moments)]
+    done = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("killed, then well") == min(moments, int(done.stdout.split()[0]))
+
+
 @pytest.mark.parametrize("program", ["prepare_model", "keep_score", "store_notebook"])
 def test_killed_at_any_moment_the_next_start_ends_well(program, tmp_path):
     """Guards against half-written files, locks that outlive their holder, and leftovers taken for results."""
-    command = [sys.executable, str(HERE / "killed.py"), program, str(tmp_path), str(MOMENTS)]
-    done = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("killed, then well") == min(MOMENTS, int(done.stdout.split()[0]))
+    kill_and_start_again(program, tmp_path)
+
+
+def test_a_killed_ladder_is_continued_to_its_report(tmp_path):
+    """Killed between figures and report, a run counted as finished: measured anew, and its report never written."""
+    kill_and_start_again("run_ladder", tmp_path)
+
+
+def test_killed_grading_leaves_no_student_ungraded(tmp_path):
+    """nbgrader passes over a student it was killed over, whose points are then missing."""
+    kill_and_start_again("autograde", tmp_path, GRADINGS)
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="needs make")
+def test_a_killed_set_up_goes_on(tmp_path):
+    """Half an environment, with Python and without pip, was taken for a whole one: no set-up ever worked in it."""
+    kill_and_start_again("set_up", tmp_path)

@@ -19,6 +19,9 @@ from nbgrader.apps import NbGraderAPI, ZipCollectApp
 from nbgrader.coursedir import CourseDirectory
 from traitlets.config import Config, PyFileConfigLoader
 
+sys.path.insert(0, str(ROOT / "tools"))
+import preflight
+
 pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SAWarning")  # nbgrader's own
 
 SET = "06_flash_attention"
@@ -105,9 +108,6 @@ def grade_all(root: Path, api: NbGraderAPI) -> None:
         hand_in(root, student).write_text(json.dumps(notebook), encoding="utf-8")
     hand_in(root, "broken").parent.mkdir(parents=True)
     hand_in(root, "broken").write_text("this is no notebook")
-    sys.path.insert(0, str(ROOT / "tools"))
-    import preflight
-
     assert preflight.main([SET], root) == 1
     assert preflight.main([SET, "--mend"], root) == 0
     assert preflight.main([SET], root) == 0
@@ -149,6 +149,18 @@ def test_one_bad_submission_stops_nobody(course):
     assert {path.name for path in (root / "autograded").iterdir()} == {"copied", "half", "loud", "solved", "unsolved"}
     assert hand_in(root, "copied").with_name(f"{SET}.ipynb.as-submitted").exists()
     assert (root / "set_aside" / "broken" / SET / f"{SET}.ipynb").read_text() == "this is no notebook"
+
+
+def test_a_submission_is_mended_whole_or_not_at_all(tmp_path, monkeypatch):
+    """Mending that was cut short left half a notebook, which the next call set aside as unreadable."""
+    path = hand_in(tmp_path, "anna")
+    path.parent.mkdir(parents=True)
+    released = nbformat.read(ROOT / "exercises" / SET / f"{SET}.ipynb", as_version=4)
+    path.write_text(before := json.dumps(copied(released)), encoding="utf-8")
+    monkeypatch.delattr(os, "replace")
+    with pytest.raises(AttributeError):
+        preflight.examine(path, mend=True)
+    assert path.read_text(encoding="utf-8") == before
 
 
 def test_zip_collect_takes_what_students_send(tmp_path):

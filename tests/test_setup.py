@@ -84,6 +84,11 @@ def test_the_makefile_has_the_promised_targets(target):
     assert match and "$(READY)" in match[1]
 
 
+def test_clean_removes_the_stamp_first():
+    """A clean that was interrupted left a stamp beside half an environment: `make lab` then set up nothing."""
+    assert re.search(r"^clean:\n\trm -rf \$\(READY\) ", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
 def test_ci_calls_the_readmes_command():
     """CI must check what a user runs, not a path of its own."""
     commands = [line for line in (ROOT / ".ci" / "run").read_text().splitlines() if line and not line.startswith("#")]

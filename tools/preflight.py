@@ -6,6 +6,9 @@
 A graded cell that was copied and pasted is the common case: two cells then have one grade id. Mending makes plain cells
 of the copies: they run as before, in their places, so the answer that counts is the one that the student sees. The
 notebook as it was handed in is kept beside it. What cannot be read at all is moved from submitted/ to set_aside/.
+
+Autograding that was killed leaves a notebook of which nothing has run in autograded/, and nbgrader passes over whoever
+has one there. Mending removes it, so that the next autograding grades that student.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ from pathlib import Path
 
 import nbformat
 from nbgrader import nbgraderformat
+
+from llm_latency import files
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -43,11 +48,27 @@ def unreadable(path: Path) -> str | None:
     return None
 
 
+def half_graded(path: Path, mend: bool) -> str | None:
+    """One sentence on a submission that nbgrader was killed over, or None."""
+    graded = path.parents[3] / "autograded" / path.relative_to(path.parents[2])
+    if not graded.parent.exists():
+        return None
+    try:
+        if any(cell.get("execution_count") for cell in nbformat.read(graded, as_version=4).cells):
+            return None
+    except Exception:  # not there, or half written
+        pass
+    if not mend:
+        return "its grading was interrupted (--mend lets nbgrader grade it anew)"
+    shutil.rmtree(graded.parent)
+    return "its interrupted grading is removed: nbgrader will grade it anew"
+
+
 def examine(path: Path, mend: bool) -> str | None:
     """One sentence on a submission that is not in order, or None; mends it or sets it aside if asked to."""
     reason = unreadable(path)
     if reason is None:
-        return None
+        return half_graded(path, mend)
     try:
         notebook = nbformat.read(path, as_version=4)
         repeated = copies(notebook)
@@ -60,7 +81,7 @@ def examine(path: Path, mend: bool) -> str | None:
         shutil.copy2(path, path.with_name(f"{path.name}.as-submitted"))
         for cell in repeated:
             del cell.metadata["nbgrader"]
-        nbformat.write(notebook, path)
+        files.write_atomically(path, nbformat.writes(notebook))
         reason = unreadable(path)
         if reason is None:
             return f"mended: copies of {names} are plain cells now"

@@ -123,13 +123,13 @@ def run(
                 folder, names=names, profile=profile, **options,
                 progress=lambda title, done, of: bar.update(task, description=title, completed=done, total=of),
             )  # fmt: skip
+            page = report.write(result, folder)
     except KeyboardInterrupt:
         done = resume.finished_parts(folder)
         say(errors, f"interrupted: {done} finished processes are kept in {folder}; the same command continues there")
         raise typer.Exit(130) from None
     except (ValueError, RuntimeError, OSError) as error:  # OSError: a folder that is a file, read-only or full
         raise _fail(error) from error
-    page = report.write(result, folder)
     # Many columns: squeezed into 80 characters nobody could read them, so a narrow terminal scrolls or wraps.
     wide = Console(width=max(console.width, 190))
     wide.print(tables.table(result))

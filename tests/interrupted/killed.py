@@ -2,6 +2,7 @@
 
 PROGRAM is a module beside this file with `main(folder)`. Each run is a fork of this process, so that what it imports is
 imported once. What counts as an operation: every file opened for writing, every rename, removal, link and new folder.
+One that opens a file is killed with the file open, what it held gone and nothing written yet; any other, before.
 The first line printed is how many a whole run makes; then comes a line for each run that was killed and begun again.
 """
 
@@ -13,6 +14,7 @@ import random
 import signal
 import sys
 import traceback
+from itertools import pairwise
 from pathlib import Path
 
 COUNTED = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.chmod"}
@@ -36,6 +38,8 @@ def start(program, folder: Path, moment: int = 0, sent: int = signal.SIGKILL) ->
             if writes or event in COUNTED:
                 seen += 1
                 if seen == moment:
+                    if writes and not isinstance(arguments[0], int):
+                        os.open(arguments[0], os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if "w" in arguments[1] else 0))
                     os.kill(os.getpid(), sent)
 
         error = ""
@@ -65,8 +69,10 @@ def main() -> int:
         print(f"not killed at all:\n{error}")
         return 1
     print(operations)
-    drawn = random.Random(name).sample(range(1, operations + 1), min(moments, operations))
-    for number, moment in enumerate(sorted(drawn)):
+    moments, draw = min(moments, operations), random.Random(name)
+    ends = [operations * part // moments for part in range(moments + 1)]
+    for number, (begin, end) in enumerate(pairwise(ends)):  # one of each part, so that no step is left out
+        moment = draw.randint(begin + 1, end)
         place = folder / f"at-{moment}"
         place.mkdir()
         sent = signal.SIGTERM if number % 3 == 0 else signal.SIGKILL

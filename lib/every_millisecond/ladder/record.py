@@ -13,7 +13,8 @@ from llm_latency import files, hardware
 
 STAGES = ("tokenise", "prefill", "decode", "detokenise")
 MEASURED, UNAVAILABLE, FAILED = "measured", "unavailable", "failed"
-FINISHED = "ladder.json"  # a folder's run, once it is complete
+FINISHED = "ladder.json"  # a folder's run, once all of it is measured
+REPORT = "report.html"  # what is written last
 EXPLAINED = 0.25  # a prediction that misses the clock by more than this share of it has left something out
 
 

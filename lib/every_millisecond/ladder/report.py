@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from every_millisecond import claims
 from every_millisecond.ladder import contributions
-from every_millisecond.ladder.record import RungRecord, records_of
+from every_millisecond.ladder.record import REPORT, RungRecord, records_of
 from every_millisecond.ladder.tables import HEADERS, STEP_HEADERS, caption, rows, step_rows, unaccounted
 from every_millisecond.notebook import plots
 from every_millisecond.notebook.waterfall import Fall, waterfall
@@ -165,6 +165,6 @@ def write(run: dict, folder: Path) -> Path:
         claim_headers=claims.HEADERS,
         claim_rows=[row.cells() for row in claims.ledger(findings)],
     )
-    path = folder / "report.html"
+    path = folder / REPORT
     files.write_atomically(path, printable(page))
     return path

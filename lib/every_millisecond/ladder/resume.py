@@ -13,7 +13,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from every_millisecond.ladder.record import FINISHED
+from every_millisecond.ladder.record import REPORT
 from llm_latency import files, hardware, models
 
 SETTINGS = "settings.json"
@@ -104,8 +104,8 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def unfinished(out: Path) -> Path | None:
-    """The newest run under `out` that was begun and not finished, or None."""
-    begun = [path.parent for path in out.glob(f"*/{SETTINGS}") if not (path.parent / FINISHED).exists()]
+    """The newest run under `out` that was begun and has no report yet, or None."""
+    begun = [path.parent for path in out.glob(f"*/{SETTINGS}") if not (path.parent / REPORT).exists()]
     return max(begun, default=None, key=lambda folder: folder.name)
 
 

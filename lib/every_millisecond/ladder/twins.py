@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -37,7 +36,9 @@ def save_twins(model, tokenizer, folder: Path) -> None:
     for name, make in KINDS.items():
         if (folder / name).exists():
             continue
-        work = Path(tempfile.mkdtemp(dir=folder))
+        work = folder / f".{name}"  # one name, so that what a killed process left of it goes
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir()
         try:
             twin = make(model)
             twin.save_pretrained(work)
