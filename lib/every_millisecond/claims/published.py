@@ -26,7 +26,7 @@ PUBLISHED: dict[str, Published] = {
     "compiled": Published(107, "tok/s", f"{_A100}, static cache and compile", _GPT_FAST),
     "int8": Published(157, "tok/s", f"{_A100}, the same and INT8 weights", _GPT_FAST),
     "int4": Published(202, "tok/s", f"{_A100}, the same and INT4 weights", _GPT_FAST),
-    "best": Published(245, "tok/s", f"{_A100}, all of it and speculation", _GPT_FAST),
+    "best": Published(245, "tok/s", f"{_A100}, everything combined, with speculation", _GPT_FAST),
     "bandwidth": Published(1397, "GB/s", "reached at 104.9 tok/s, Llama-2-7B, A100-80GB", "gpt-fast README"),
     "speculation-t5": Published(3, "times", "T5-XXL, at best; 2 at least", "Leviathan et al., 2023"),
     "speculation-tiny": Published(1.3, "times", "Llama-7B with TinyLlama as draft", _GPT_FAST),
