@@ -437,7 +437,7 @@ def prefix_shared() -> Figure:
     box(ax, left + 1.6, y, width - 1.6, 1.2, "instructions, statement, notes", strange, ink=INK)
     box(ax, left + width + 0.1, y, tail, 1.2, "A's solution, the question", strange, ink=INK, size=10)
     ax.text(
-        left, y - 0.3, "every key behind the name depends on it: the same words, and not one slot can be used again",
+        left, y - 0.3, "every key after the name depends on it: the same words, and not one slot can be used again",
         ha="left", va="top", fontsize=10, color=INK,
     )  # fmt: skip
     return fig
@@ -512,7 +512,7 @@ def weights_to_server() -> Figure:
         ax.text(
             18.4,
             y + 0.7,
-            f"{slots + queue} ask, {slots} served at once",
+            f"{slots + queue} ask, {slots} served at a time",
             ha="left",
             va="center",
             fontsize=10,
