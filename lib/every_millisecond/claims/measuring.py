@@ -50,7 +50,7 @@ def clock(subject: Subject) -> Found:
 
 
 def whole_request(subject: Subject) -> Found:
-    """A14 from three standard requests and the look-up of their ids, B5 from one of 512 tokens in and 256 out as well."""
+    """A14 from three standard requests and a look-up of their ids, B5 from one of 512 tokens in, 256 out as well."""
     stepper = TransformersStepper(subject.fp32)
     respond(stepper, subject.tokenizer, subject.prompt, 2)
     runs = [respond(stepper, subject.tokenizer, subject.prompt, NEW_TOKENS).breakdown for _ in range(3)]

@@ -94,8 +94,9 @@ def against_physics(what: str, measured: float, least: float, unit: str = "ms", 
             raise ValueError(f"{name}={figure!r}; expected a positive figure")
     outcome(
         measured / least,
-        above=f"{what}: {measured:.3g} {unit}, {measured / least:.2f} times the {least:.3g} {unit} that its limit allows",
+        above=f"{what}: {measured:.3g} {unit}, {measured / least:.2f} times the {least:.3g} {unit} its limit allows",
         below=f"ALARM: {what}: {measured:.3g} {unit} beats physics, which allows no less than {least:.3g} {unit}. "
-        "Suspect the clock (was the work done when it stopped?), the count of bytes, or the bandwidth it is compared with",
+        "Suspect the clock (was the work done when it stopped?), the count of bytes, or the bandwidth it is compared "
+        "with",
         at=1 - margin,
     )
