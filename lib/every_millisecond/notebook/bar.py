@@ -101,8 +101,9 @@ def ends(notebook: str, profile: str | None = None) -> Bar:
     found, last = _reach(notebook, profile), _reach(before, profile)
     stays = ENDS[notebook] != ENDS[before] and found == last
     own = tried(notebook, profile)
-    slower = f"; this notebook's own decoder was not faster{f': {own}' if own else ''}" if stays else ""
-    show.here(f"the bar as it now is: {found}{slower}")
+    word = "slower" if own and own.low_ms > found.high_ms else "not faster"  # spreads that overlap decide nothing
+    lost = f"; this notebook's own decoder was {word}{f': {own}' if own else ''}" if stays else ""
+    show.here(f"the bar is now {found}{lost}")
     return found
 
 

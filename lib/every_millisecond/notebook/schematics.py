@@ -470,9 +470,9 @@ def quantised_cache() -> Figure:
     kept = "exact tokens\nkept too, until\na 4th closes it"
     ax.text(9.75, 4.0, kept, ha="left", va="center", fontsize=10, color=INK)
     for x in (2.3, 12.9):
-        ax.text(x, 2.1, "window:\nexact", ha="right", va="center", fontsize=10, color=INK)
+        ax.text(x, 2.85, "window:\nexact", ha="right", va="center", fontsize=10, color=INK)
     ax.text(2.3, 10.45, "oldest", ha="right", va="center", fontsize=10, color=INK)
-    ax.text(7.4, 1.65, "newest", ha="left", va="center", fontsize=10, color=INK)
+    ax.text(2.3, 1.65, "newest", ha="right", va="center", fontsize=10, color=INK)
     ax.text(2.6, 0.35, "a score sums over channels: q times k", ha="left", va="center", fontsize=10, color=INK)
     ax.text(13.2, 0.35, "the result sums over tokens: weights times v", ha="left", va="center", fontsize=10, color=INK)
     return fig
