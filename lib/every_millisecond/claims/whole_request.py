@@ -105,7 +105,7 @@ def the_two_ends() -> Arithmetic:
     "decode is 97% of the total (512 tokens in, 256 out)",
     Part(
         "decode_share_512_256",
-        "with 512 tokens in and 256 out decode is {v} of the request",
+        "with 512 tokens in and 256 out decode is {v} of prefill and decode",
         0.96,
         0.98,
         tolerance=0.01,
