@@ -15,8 +15,8 @@ ACCEPTANCES = (0.75, 0.80, 0.85)
 DRAWS = 400
 RULE_STEP = 1 / DRAWS  # what a sum over so many uniforms may be off by
 RULE_SHIFTS = (
-    f"summed over all guesses, the acceptance rule shifts the output's distribution by {{v}}; "
-    f"the sum itself is good to {RULE_STEP:g}"
+    f"summed over all guesses, the acceptance rule shifts the output's distribution by {{v}}, "
+    f"where the sum's own step is {RULE_STEP:g}"
 )
 
 
