@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import matplotlib
+import pytest
 
 matplotlib.use("Agg")
 
@@ -26,12 +27,13 @@ def test_a_block_shows_the_shapes_of_the_model_it_is_drawn_for():
         assert any("T = 128" in text and f"{shape.layers} such blocks" in text for text in said)
 
 
-def test_the_launch_line_lies_under_the_memory_line():
-    """Guards against a region "out of reach" that is drawn on the wrong side of the roof."""
+def test_the_launch_line_lies_over_memory_for_a_large_model_and_under_it_for_a_small_one():
+    """Guards against a regime that binds on the wrong side of the roof."""
     fig = schematics.three_regimes()
-    roof, launches = (line.get_xydata() for line in fig.axes[0].lines[:2])
+    for ax, over in zip(fig.axes, (True, False), strict=True):
+        roof, launches = (line.get_xydata() for line in ax.lines[:2])
+        (x0, y0), (x1, y1) = launches
+        slope = (roof[1][1] - roof[0][1]) / (roof[1][0] - roof[0][0])
+        assert (y1 - y0) / (x1 - x0) == pytest.approx(slope), "parallel on log axes: both grow with a pass's FLOPs"
+        assert (y0 > slope * x0) == over and y1 == roof[1][1]
     plt.close(fig)
-    (x0, y0), (x1, y1) = launches
-    slope = (roof[1][1] - roof[0][1]) / (roof[1][0] - roof[0][0])
-    assert (y1 - y0) / (x1 - x0) == slope, "parallel on log axes: both grow with the FLOPs of a pass"
-    assert y0 < slope * x0 and y1 == roof[1][1]

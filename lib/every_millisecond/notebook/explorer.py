@@ -114,7 +114,7 @@ def picture(
         ax.set_ylim(1.5, -0.6)
         ax.grid(axis="y", visible=False)
     left.set_xlim(0, longest * 1.05)
-    left.set_xlabel(f"predicted time (ms); {memory_line(model, weights, machine, prompt_tokens + new_tokens)}")
+    left.set_xlabel(f"predicted time (ms)\n{memory_line(model, weights, machine, prompt_tokens + new_tokens)}")
     right.set_xlim(0, 1)
     right.xaxis.set_major_formatter(lambda share, _: f"{100 * share:.0f}")
     right.set_xlabel("share of the stage (%)")

@@ -135,32 +135,35 @@ def block_with_shapes(shape: ModelShape, tokens: int = 256) -> Figure:
 
 
 def three_regimes() -> Figure:
-    """The roofline with its three regions: what binds a pass, by its intensity, and what the launches forbid."""
-    fig, ax = plt.subplots(figsize=(11, 4.8))
-    memory, arithmetic, launches = METHOD_COLOURS[4], METHOD_COLOURS[3], "#777777"
-    ridge, top, right = 5.0, 5.0, 10.0  # in decades that stand for no machine
-    lower = 1.9  # how far under the memory slope a small model's launches lie
-    ax.fill_between([0, ridge], [0, top], color=memory, alpha=0.35, linewidth=0)
-    ax.fill_between([ridge, right], [top, top], color=arithmetic, alpha=0.35, linewidth=0)
-    ax.fill_between([0, lower, ridge, ridge + lower], [0, 0, ridge - lower, top], [0, lower, top, top],
-                    facecolor="none", edgecolor=launches, hatch="//", linewidth=0)  # fmt: skip
-    ax.plot([0, ridge, right], [0, top, top], color=INK, linewidth=3, marker="")
-    ax.plot([lower, ridge + lower], [0, top], color=INK, linewidth=2, linestyle="--", marker="")
-    bold = dict(fontsize=12, fontweight="bold", color=INK, ha="center", rotation_mode="anchor")
-    ax.text(2.1, 2.35, "memory: bytes per second", rotation=34, va="bottom", **bold)
-    ax.text(7.6, 5.15, "arithmetic: FLOP per second", va="bottom", **bold)
-    ax.text(3.72, 1.45, "launches: passes per second", rotation=34, va="top", **bold)
-    cures = (
-        (0.25, 5.0, "bound by memory:\nfewer bytes (16 bits, INT4),\nmore tokens a pass"),
-        (7.4, 3.6, "bound by arithmetic:\nless arithmetic,\nfaster number formats"),
-        (7.4, 1.1, "bound by launches\n(small model, fast GPU):\nfewer operators (fusion,\ngraphs, one kernel)"),
-    )
-    for x, y, text in cures:
-        ax.text(x, y, text, fontsize=11, color=INK, va="center")
-    ax.annotate("ridge", (ridge, top), (ridge - 0.3, top + 0.75), arrowprops={"arrowstyle": "->"}, ha="right")
-    ax.set(xlim=(0, right), ylim=(0, 6.1), xticks=[], yticks=[], ylabel="FLOP per second",
-           xlabel="FLOP per byte: grows with the tokens in a pass")  # fmt: skip
-    ax.set_title("Three limits: the lowest line above a pass binds it, and says what helps (log axes, not to scale)")
+    """The roofline twice: a large model, whose launches bind nothing, and a small one, which never meets memory."""
+    fig, axes = plt.subplots(1, 2, figsize=(12.5, 4.8), sharey=True)
+    memory, arithmetic, launches = METHOD_COLOURS[4], METHOD_COLOURS[3], "#BBBBBB"
+    ridge, top, right, apart = 5.0, 5.0, 10.0, 1.9  # in decades that stand for no machine
+    bold = dict(fontsize=11, fontweight="bold", color=INK, rotation_mode="anchor", transform_rotates_text=True)
+    panels = ((apart, memory, "A large model", "memory binds:\nfewer bytes (INT4),\nmore tokens a pass"),
+              (-apart, launches, "A small model on a fast device",
+               "launches bind:\nfewer operators (fusion,\ngraphs, one kernel)"))  # fmt: skip
+    for ax, (shift, colour, title, cure) in zip(axes, panels, strict=True):
+        begin, meets = max(0.0, -shift), ridge + max(0.0, -shift)  # where what binds leaves the axis, meets the flat
+        ax.fill_between([begin, meets], [0, top], color=colour, alpha=0.35, linewidth=0)
+        ax.fill_between([meets, right], [top, top], color=arithmetic, alpha=0.35, linewidth=0)
+        ax.plot([0, ridge, right], [0, top, top], color=INK, linewidth=3, marker="")
+        ax.plot([max(0.0, -shift), ridge - shift], [max(0.0, shift), top], color=INK, linewidth=2, ls="--", marker="")
+        ax.text(1.3, 1.4, "memory", rotation=45, va="bottom", **bold)
+        y, side = (2.4, "bottom") if shift > 0 else (1.95, "top")
+        ax.text(2.2 - shift, y, "launches", rotation=45, va=side, **bold)
+        ax.text(7.4, 5.15, "arithmetic", va="bottom", ha="center", **bold)
+        ax.text(meets + 0.4, 3.0, "arithmetic binds:\nless of it,\nfaster formats", fontsize=11, color=INK, va="center")
+        ax.text(begin + 1.7, 0.7, cure, fontsize=11, color=INK, va="center")
+        ax.set(xlim=(0, right), ylim=(0, 6.1), xticks=[], yticks=[], title=title)
+        ax.set_xlabel("FLOP per byte: grows with the tokens in a pass")
+    axes[0].set_ylabel("FLOP per second")
+    axes[0].annotate("ridge", (ridge, top), (ridge - 0.3, top + 0.7), arrowprops={"arrowstyle": "->"}, ha="right")
+    axes[1].fill_between([0, apart, ridge, ridge + apart], [0, 0, ridge - apart, top], [0, apart, top, top],
+                         facecolor="none", edgecolor="#777777", hatch="//", linewidth=0)  # fmt: skip
+    style = dict(facecolor="white", edgecolor="none", pad=1.5)
+    axes[1].text(4.4, 3.45, "no pass\nhere", ha="center", va="center", fontsize=11, color=INK, bbox=style)
+    fig.suptitle("Three limits: the lowest line above a pass binds it (log axes, not to scale)")
     return fig
 
 
