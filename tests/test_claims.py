@@ -329,8 +329,8 @@ def test_a_verdict_reads_as_a_sentence():
     """Both sides of the comparison, the claim's own range, the condition in words with its number."""
     assert claims.CHECKS["B9"]({"prefill_gain": Ratio(2.84, 2.79, 2.91), "decode_gain": 1.7}).line == (
         "B9 false here: in 16 bits a prefill is 2.84 times (2.79 to 2.91) as fast as in FP32 (the claim needs 1.6 to "
-        "2.5 times); arithmetic allows it only if the device itself multiplies 16 bits, 1.6 times as fast as 32 or "
-        "more; true of it: in 16 bits a decode step is 1.70 times as fast as in FP32 (the claim needs 1.6 to 2.5 times)"
+        "2.5 times); true of it: in 16 bits a decode step is 1.70 times as fast as in FP32 (the claim needs 1.6 to "
+        "2.5 times)"
     )
     assert claims.CHECKS["A13"]({"throughput": SAME, "slower": 1.2}).line.startswith(
         "A13 no measurable difference: eight requests at once get 1.00 times (0.98 to 1.03) as many tokens a "
@@ -348,8 +348,10 @@ def test_a_verdict_reads_as_a_sentence():
         "B10 no measurable difference from the claim's limit: at 512 tokens SDPA saves"
     )
     assert claims.CHECKS["B10"]({"saved_512": spread(-0.1, 0.3)}).words == "no measurable difference"
-    line = claims.CHECKS["A9"](DRAFT | {"gamma": 3, "gain": 1.2}).line
-    assert "arithmetic allows it only if the acceptance is 0.71 or more" in line
+    # The last pass is cut short, so that three guesses a pass are 2.9 on average: the premise of 3 to 5 is met.
+    judged = claims.CHECKS["A9"](DRAFT | {"gamma": 2.91, "gain": 1.2})
+    assert judged.verdict == FALSE and "by arithmetic: only if the acceptance is 0.71 or more" in str(judged)
+    assert claims.CHECKS["A9"](DRAFT | {"gamma": 2.4}).reason.endswith("3 to 5 guesses; here it is 2")
     assert claims.CHECKS["B1"]({"cuda": 0, "flattery": 900}).line == (
         "B1 not measured here: the claim speaks of a CUDA GPU, and here there is none"
     )
@@ -443,9 +445,9 @@ def test_the_ladder_settles_claims_by_its_medians():
     slow = record(scale=9.0, perplexity=20.0, share_of_limit={"prefill": 0.5, "decode": 0.4})
     run = a_run(slow, record("sdpa", scale=8.0), record("half", scale=4.0, perplexity=20.4))
     found = claims.from_ladder(run)
-    assert found.values["A2"]["speedup"] == pytest.approx(9 / 4)
+    assert found.values["A2"]["speedup"].median == pytest.approx(9 / 4)
     assert found.values["A2"]["perplexity_change"] == pytest.approx(0.02)
-    assert found.values["B9"] == pytest.approx({"prefill_gain": 2.0, "decode_gain": 2.0})
+    assert [gain.median for gain in found.values["B9"].values()] == pytest.approx([2.0, 2.0])
     assert found.values["A14"]["ends_share"] == pytest.approx(2 / 131)
     assert found.values["A8"] == {"limit_share": 0.4}
     assert claims.ledger([found])  # every figure is one that its check knows
@@ -463,7 +465,9 @@ def test_the_ladder_settles_speculation_against_the_same_weights():
                rows_per_pass=5.0),
     ]  # fmt: skip
     found = claims.from_ladder(a_run(*entries)).values
-    assert found["B14"] == pytest.approx({"gain": 1.25, "acceptance": 0.7, "cost_ratio": 0.2})
+    gain = found["B14"]["gain"]
+    assert gain.median == pytest.approx(1.25) and gain.low <= gain.median <= gain.high
+    assert found["B14"] == {"gain": gain, "acceptance": 0.7, "cost_ratio": 0.2}
     assert found["A9"] == found["B14"] | {"gamma": 4.0}
     assert found["A10"] == pytest.approx({"acceptance": 0.7, "cost_ratio": 0.2})
     assert "B14" not in claims.from_ladder(a_run(*entries[:3])).values

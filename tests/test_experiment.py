@@ -277,10 +277,10 @@ def test_the_order_without_guesses_that_lose_holds_no_guesses():
     assert names == ["kv-cache", "kernel", "kernel-prefix"]
     assert [r.name for r in experiment.best_order(path, "kv-cache")] == ["kv-cache", "kernel", "kernel-everything"]
     changed = [step.changed for step in experiment.steps(path, "kv-cache")]
-    assert changed[1:] == ["tokens a pass 1 to 2", "prompt tokens read beforehand 0 to 100"]
+    assert changed[1:] == ["tokens a pass 1 -> 2", "prompt tokens read beforehand 0 -> 100"]
     other = record("kernel", weights="int4", cache="float16", activations="int16")
     (step,) = experiment.steps([record(weights="float32", cache="float32"), other], "kv-cache")
-    assert step.changed == "weights float32 to int4, cache float32 to float16, activations not rounded to int16"
+    assert step.changed == "weights float32 -> int4, cache float32 -> float16, activations unrounded -> int16"
 
 
 def test_a_way_without_its_baseline_is_no_way():

@@ -123,7 +123,8 @@ def _batching(subject: Subject) -> Advice:
     why = (
         f"a pass over {many} rows takes {wide:.0f} ms, over one {subject.times.step_ms:.0f}; a lone request gains none"
     )
-    return _advice(gain, MEASURED, why, "none; in 16 bits near ties may turn", unit="times the throughput at 8")
+    unit = "times the throughput with 8 requests"
+    return _advice(gain, MEASURED, why, "none; in 16 bits near ties may turn", unit=unit)
 
 
 def _flash(subject: Subject) -> Advice:

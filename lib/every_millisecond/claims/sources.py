@@ -11,6 +11,7 @@ from every_millisecond.claims.check import CHECKS, Figure, Figures, storable
 from every_millisecond.ladder import contributions
 from every_millisecond.ladder.record import MEASURED, RungRecord
 from every_millisecond.notebook import scorecard, show
+from every_millisecond.notebook.outcome import Interval
 from llm_latency import files, roofline
 
 KIND = "claims"
@@ -76,7 +77,8 @@ def own() -> Findings:
 
 def machine_name(machine: Mapping[str, object]) -> str:
     """One short name of a record's machine, with its threads."""
-    return str(machine.get("gpu") or f"{machine['cpu']}, {machine['threads']} threads")
+    kind = f" ({machine['cpu_capability']})" if machine.get("cpu_capability") else ""
+    return str(machine.get("gpu") or f"{machine['cpu']}{kind}, {machine['threads']} threads")
 
 
 def from_ladder(run: Mapping, *, source: str = "ladder", here: bool = False) -> Findings:
@@ -84,17 +86,19 @@ def from_ladder(run: Mapping, *, source: str = "ladder", here: bool = False) -> 
     machine = run["machine"]
     gpu = str(machine.get("gpu") or "")
     rungs = {entry["name"]: RungRecord(**entry) for entry in run["rungs"] if entry["status"] == MEASURED}
-    values: dict[str, dict[str, float]] = {}
+    values: dict[str, dict[str, Figure]] = {}
 
-    def put(claim: str, **figures: float | None) -> None:
-        found = {name: float(value) for name, value in figures.items() if value is not None}
+    def put(claim: str, **figures: Figure | None) -> None:
+        found = {
+            name: value if isinstance(value, Interval) else float(value)
+            for name, value in figures.items()
+            if value is not None
+        }
         if found:
             values.setdefault(claim, {}).update(found)
 
-    def gain(slow: str, fast: str, stage: str) -> float | None:
-        if slow not in rungs or fast not in rungs:
-            return None
-        return rungs[slow].median_ms(stage) / rungs[fast].median_ms(stage)
+    def gain(slow: str, fast: str, stage: str) -> Interval | None:
+        return _gain(rungs[slow], rungs[fast], stage) if {slow, fast} <= set(rungs) else None
 
     baseline = rungs.get(run["baseline"])
     if baseline is not None:
@@ -129,20 +133,26 @@ def from_ladder(run: Mapping, *, source: str = "ladder", here: bool = False) -> 
     return Findings(source, machine_name(machine), run["date"], values, here)
 
 
-def _speculation(records: list[RungRecord]) -> dict[str, float | None]:
+def _gain(slow: RungRecord, fast: RungRecord, stage: str) -> Interval:
+    """How many times as long one rung's stage takes as another's; their spreads as far apart and as near as can be."""
+    (slow_low, slow_high), (fast_low, fast_high) = slow.spread_ms(stage), fast.spread_ms(stage)
+    return Interval(slow.median_ms(stage) / fast.median_ms(stage), slow_low / fast_high, slow_high / fast_low)
+
+
+def _speculation(records: list[RungRecord]) -> dict[str, Figure | None]:
     """Of the speculative rung that gains most over the fastest plain one with the same weights: its gain in decode."""
-    best: dict[str, float | None] = {}
+    best: dict[str, Figure | None] = {}
     for record in records:
         plain = [
-            other.median_ms("decode")
+            other
             for other in records
             if other.acceptance is None
             and (other.weights, other.cache, other.activations) == (record.weights, record.cache, record.activations)
         ]
         if record.acceptance is None or record.own_request or not plain:
             continue
-        gain = min(plain) / record.median_ms("decode")
-        if gain > (best.get("gain") or 0.0):
+        gain = _gain(min(plain, key=lambda other: other.median_ms("decode")), record, "decode")
+        if not best or gain.median > best["gain"].median:
             gamma = None if record.rows_per_pass is None else record.rows_per_pass - 1
             best = {"gain": gain, "acceptance": record.acceptance, "cost_ratio": record.draft_cost, "gamma": gamma}
     return best

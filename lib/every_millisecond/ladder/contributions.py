@@ -100,16 +100,16 @@ def steps(records: Sequence[RungRecord], baseline: str) -> list[Step]:
 def _changed(before: RungRecord, after: RungRecord) -> str:
     """What the records of two rungs tell apart: formats, the activations' rounding, guesses, what is kept."""
     words = [
-        f"{name} {getattr(before, name)} to {getattr(after, name)}"
+        f"{name} {getattr(before, name)} -> {getattr(after, name)}"
         for name in ("weights", "cache")
         if getattr(before, name) != getattr(after, name)
     ]
     if before.activations != after.activations:
-        words.append(f"activations {before.activations or 'not rounded'} to {after.activations or 'not rounded'}")
+        words.append(f"activations {before.activations or 'unrounded'} -> {after.activations or 'unrounded'}")
     if before.kept_tokens != after.kept_tokens:
-        words.append(f"prompt tokens read beforehand {before.kept_tokens} to {after.kept_tokens}")
+        words.append(f"prompt tokens read beforehand {before.kept_tokens} -> {after.kept_tokens}")
     if _guesses(before) != _guesses(after):
-        words.append(f"tokens a pass {before.tokens_per_pass or 1:.3g} to {after.tokens_per_pass or 1:.3g}")
+        words.append(f"tokens a pass {before.tokens_per_pass or 1:.3g} -> {after.tokens_per_pass or 1:.3g}")
     return ", ".join(words)
 
 

@@ -41,7 +41,14 @@ def falls(run: dict) -> list[Fall]:
     path = contributions.way(records, run["baseline"])
     found = contributions.steps(records, run["baseline"])
     return [
-        Fall(step.title, step.before_ms, step.after_ms, step.overlaps and not step.loses, _cost(path[0], before, after))
+        Fall(
+            step.title,
+            step.before_ms,
+            step.after_ms,
+            step.overlaps and not step.loses,
+            _cost(path[0], before, after),
+            judged=before is path[0] or step.alone_ms is not None,  # the first step is alone where it stands
+        )
         for step, (before, after) in zip(found, pairwise(path), strict=True)
     ]
 

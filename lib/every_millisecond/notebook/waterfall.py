@@ -19,13 +19,15 @@ ENLARGED = 2.2  # the second panel reaches this many times as far as the last to
 @dataclass(frozen=True, slots=True)
 class Fall:
     """One step: ms of the whole request before and after it. overlaps: it shares milliseconds with an earlier step.
-    quality: what it costs, in words; empty where it costs nothing."""
+    quality: what it costs, in words; empty where it costs nothing. judged: whether it could be seen to share any, which
+    takes a measurement of the step alone."""
 
     title: str
     before_ms: float
     after_ms: float
     overlaps: bool = False
     quality: str = ""
+    judged: bool = True
 
 
 def waterfall(fig: Figure, first: str, falls: Sequence[Fall], *, last: str = "now") -> None:
@@ -41,7 +43,7 @@ def waterfall(fig: Figure, first: str, falls: Sequence[Fall], *, last: str = "no
     limits = highest * 1.18, min(highest, ENLARGED * falls[-1].after_ms) * 1.18
     for ax, limit in zip((whole, near), limits, strict=True):
         _panel(ax, falls, limit)
-    titles = [first, *(fall.title for fall in falls), last]
+    titles = [first, *(fall.title if fall.judged else f"{fall.title} (?)" for fall in falls), last]
     whole.set_yticks(range(len(titles)), titles)
     whole.invert_yaxis()
     whole.set_xlabel("time of the request (ms)")
@@ -62,11 +64,13 @@ def waterfall(fig: Figure, first: str, falls: Sequence[Fall], *, last: str = "no
     shown = [kinds[0], *kinds[1:] * any(fall.after_ms > fall.before_ms for fall in falls)]
     if any(fall.overlaps for fall in falls):
         shown.append(("white", SHARED, "shares milliseconds with an earlier step"))
+    if not all(fall.judged for fall in falls):
+        shown.append(("none", "", "(?): not measured alone, nobody can say what it shares"))
     handles = [
         Patch(facecolor=colour, hatch=hatch, edgecolor="black" if hatch else colour, label=label)
         for colour, hatch, label in shown
     ]
-    fig.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=10)
+    fig.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=10)
 
 
 def _panel(ax: Axes, falls: Sequence[Fall], limit: float) -> None:
