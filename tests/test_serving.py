@@ -320,3 +320,12 @@ def test_the_command_line(url, tmp_path):
     ):
         done = runner.invoke(app, wrong)
         assert done.exit_code == 1 and words in " ".join(done.output.split()), done.output
+
+
+def test_the_clients_check_reports_both_clocks():
+    """`tools/check_load_client.py` must match the client's requests with the server's notes, none left over."""
+    tool = Path(__file__).resolve().parents[1] / "tools" / "check_load_client.py"
+    command = [sys.executable, str(tool), "--rate", "50", "--requests", "5"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "5 of 5 whole" in done.stdout and "a token by the server's clock" in done.stdout

@@ -69,12 +69,14 @@ def check(rate: float, requests: int) -> None:
     noted = np.array([json.loads(line) for line in (folder / "moments").read_text().splitlines()])
     whole = found.whole
     first = np.sort([answer.arrivals[0] for answer in whole])
+    sent = np.sort([answer.sent for answer in whole])
     late = np.array([answer.sent - answer.due for answer in whole])
     pace = np.array([(answer.arrivals[-1] - answer.arrivals[0]) / (PIECES - 1) for answer in whole])
     if len(noted) != len(whole):
         raise SystemExit(f"the server noted {len(noted)} answers, the client {len(whole)} whole ones")
     own = (noted[:, 2] - noted[:, 1]) / (PIECES - 1)
     print(f"  the client sent late by               {percentiles(late)}")
+    print(f"  the server had a request after        {percentiles(np.sort(noted[:, 0]) - sent)}")
     print(f"  saw first pieces after they were sent {percentiles(first - np.sort(noted[:, 1]))}")
     print(f"  server's own delay of a first piece   {percentiles(noted[:, 1] - noted[:, 0] - FIRST_S)}")
     print(f"  a token by the server's clock         {percentiles(own)}")

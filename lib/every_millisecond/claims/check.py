@@ -125,12 +125,13 @@ class Part:
         return TRUE if self.low <= x.median <= self.high else FALSE
 
     def _form(self, x: Interval) -> str:
-        """The figure's form, with more digits where rounding would put a figure beyond an end onto it."""
-        form = self.form.split()[0]
+        """The figure's form, with up to three digits more where rounding would put a figure onto the end it misses."""
+        head, _, rest = self.form.split()[0].partition(".")
         beyond = [end for end in (self.low, self.high) if (x.median < end) == (end == self.low) and x.median != end]
-        while any(format(x.median, form) == format(end, form) for end in beyond):
-            head, _, rest = form.partition(".")
-            form = f"{head}.{int(rest[0]) + 1}{rest[1:]}"
+        for digits in range(int(rest[0]), int(rest[0]) + 4):
+            form = f"{head}.{digits}{rest[1:]}"
+            if all(format(x.median, form) != format(end, form) for end in beyond):
+                break
         return form
 
     def _words(self, value: float, form: str) -> str:

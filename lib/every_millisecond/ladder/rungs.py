@@ -32,9 +32,10 @@ class Rung:
     name: for the command line and the JSON. title: for tables and plots. build: profile name to a ready stepper.
     weights, cache: format of the bytes a decode step reads, as `roofline` names it; cache "none" computes every key and
     value again. activations: what the kernel rounds them to, "" for other decoders.
-    on_path: part of the cumulative path from the baseline to the fastest, each rung of which changes one thing; a rung
-    off the path is measured against the baseline alone. alone: name of the rung that adds this one's step to the
-    baseline alone, where there is one; or to another rung than the one before it on the path, which `over` then names.
+    on_path: part of the cumulative path from the baseline to the fastest, each rung of which changes as little as it
+    can; a rung off the path is measured against the baseline alone. alone: name of the rung that adds this one's step
+    to the baseline alone, where there is one; or to another rung than the one before it on the path, which `over` then
+    names.
     unavailable: returns why this machine cannot run it, or None. exact: promises the baseline's greedy ids. prompt:
     makes the request of a tokenizer; another than the standard one must be as long, so that times compare.
     """
