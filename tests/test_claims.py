@@ -329,7 +329,7 @@ def test_a_verdict_reads_as_a_sentence():
     """Both sides of the comparison, the claim's own range, the condition in words with its number."""
     assert claims.CHECKS["B9"]({"prefill_gain": Ratio(2.84, 2.79, 2.91), "decode_gain": 1.7}).line == (
         "B9 false here: in 16 bits a prefill is 2.84 times (2.79 to 2.91) as fast as in FP32 (the claim needs 1.6 to "
-        "2.5 times); true of it: in 16 bits a decode step is 1.70 times as fast as in FP32 (the claim needs 1.6 to "
+        "2.5 times); this part holds: in 16 bits a decode step is 1.70 times as fast as in FP32 (the claim needs 1.6 to "
         "2.5 times)"
     )
     assert claims.CHECKS["A13"]({"throughput": SAME, "slower": 1.2}).line.startswith(

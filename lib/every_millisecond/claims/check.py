@@ -304,7 +304,7 @@ class Claim:
             verdict = TIE if by_verdict[TIE] else TRUE
             why = by_verdict[verdict]
         if verdict in (FALSE, TIE) and not refuted:
-            why = [*why, *(f"true of it: {line}" for line in by_verdict[TRUE])]
+            why = [*why, *(f"this part holds: {line}" for line in by_verdict[TRUE])]
         undecided = [(part, x) for part, x in values if x is not None and part.verdict(x) == TIE]
         at_its_limit = verdict == TIE and all(part.only_its_limit(x) for part, x in undecided)
         alarm = f"{'; '.join(alarms)}. Suspect the clock, the count of bytes, or the peak" if alarms else ""
