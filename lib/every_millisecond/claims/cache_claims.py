@@ -120,7 +120,7 @@ def pages_end_fragmentation() -> Arithmetic:
 @claim(
     "B15",
     "PagedAttention ends cache fragmentation and lets more requests run at once",
-    Part("held_ratio", f"with pages, {{v}} as many requests fit into the same memory {RESERVED}", 1, same=1),
+    Part("held_ratio", f"in pages of 16, {{v}} as many requests fit into the same memory {RESERVED}", 1, same=1),
     WASTE,
     setting=COUNTED,
     contains=("A15",),
