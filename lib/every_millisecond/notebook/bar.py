@@ -22,7 +22,7 @@ from llm_latency import files, hardware, models
 from llm_latency.benchmark import respond
 
 # The rungs of the ladder that a notebook may end with. The first that this machine can run is measured, and the bar
-# before it stays where that was faster.
+# before it stays unless that was faster, by more than the spreads of the two.
 ENDS: dict[str, tuple[str, ...]] = {
     "00": ("kv-cache",),
     "01": ("kv-cache",),
@@ -101,14 +101,14 @@ def ends(notebook: str, profile: str | None = None) -> Bar:
     found, last = _reach(notebook, profile), _reach(before, profile)
     stays = ENDS[notebook] != ENDS[before] and found == last
     own = tried(notebook, profile)
-    word = "slower" if own and own.low_ms > found.high_ms else "not faster"  # spreads that overlap decide nothing
+    word = "slower" if own and own.low_ms > found.high_ms else "not faster beyond the spreads"
     lost = f"; this notebook's own decoder was {word}{f': {own}' if own else ''}" if stays else ""
     show.here(f"the bar is now {found}{lost}")
     return found
 
 
 def tried(notebook: str, profile: str | None = None) -> Bar | None:
-    """The bar of this notebook's own decoder where it was slower than the one before, and so is nobody's next."""
+    """The bar of this notebook's own decoder where it was not the faster one, and so is nobody's next."""
     bar = _kept(profile).get(f"{notebook} tried")
     return Bar(**bar) if bar else None
 
@@ -142,7 +142,8 @@ def _kept(profile: str | None) -> dict[str, dict]:
 
 
 def _reach(notebook: str, profile: str | None) -> Bar:
-    """The bar that a notebook ends with: kept, or the faster of the bar before it and its own decoder's."""
+    """The bar that a notebook ends with: kept; or its own decoder's if each of its answers was faster than each of those
+    of the bar before it; or else that bar. Two spreads that overlap change nothing: they may be the machine's mood."""
     kept = _kept(profile)
     if notebook in kept:
         return Bar(**kept[notebook])
@@ -153,7 +154,7 @@ def _reach(notebook: str, profile: str | None) -> Bar:
         for name in _own(notebook, best):
             found = _measure(name, profile) if _runs_here(name) else None
             if found is not None:
-                if best is None or found.total_ms < best.total_ms:
+                if best is None or found.high_ms < best.low_ms:
                     best = found
                 else:
                     entry = {f"{notebook} tried": asdict(found)}
