@@ -440,7 +440,7 @@ def prefix_shared() -> Figure:
     box(ax, left + 1.6, y, width - 1.6, 1.2, "instructions, statement, notes", strange, ink=INK)
     box(ax, left + width + 0.1, y, tail, 1.2, "A's solution, the question", strange, ink=INK, size=10)
     ax.text(
-        left, y - 0.3, "every key after the name depends on it: the same words, and not one slot can be used again",
+        left, y - 0.3, "every slot after the name depends on it: the same words, and not one can be used again",
         ha="left", va="top", fontsize=10, color=INK,
     )  # fmt: skip
     return fig
@@ -523,7 +523,7 @@ def weights_to_server() -> Figure:
         )
         arrow((18.2, y + 1.0), (17.3, y + 1.0))
         arrow((17.3, y + 0.4), (18.2, y + 0.4))
-    for x, colour, text in ((11.0, waiting, "a request that waits"), (15.2, running, "one in the passes")):
+    for x, colour, text in ((11.0, waiting, "a request that waits"), (15.2, running, "a request being served")):
         box(ax, x, 2.75, 0.45, 0.6, "", colour)
         ax.text(x + 0.6, 3.05, text, ha="left", va="center", fontsize=10, color=INK)
     ax.text(0.2, 1.65, "one answer", ha="left", va="center", fontsize=11, fontweight="bold", color=INK)

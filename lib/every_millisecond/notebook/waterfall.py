@@ -51,9 +51,9 @@ def waterfall(fig: Figure, first: str, falls: Sequence[Fall], *, last: str = "no
     if any(fall.quality for fall in falls):
         near.annotate(
             "what it costs in quality",
-            (1.02, 0),
-            xycoords=near.get_yaxis_transform(),
-            va="center",
+            (1.02, 1.01),  # above the axes: no row's entry
+            xycoords="axes fraction",
+            va="bottom",
             fontsize=10,
             fontweight="bold",
         )
