@@ -16,7 +16,7 @@ STAGE_COST_LIMIT_US = 5.0
 AGREEMENT_LIMIT = 0.05
 _STAGES = 2000
 _ROUNDS = 7
-_REPEATS = 20
+_REPEATS = 40
 _MATRIX = 512
 
 
@@ -65,7 +65,7 @@ class SelfCheck:
 def self_check(device: str | None = None) -> SelfCheck:
     """Measure the timer's own cost per stage, and `measure` against torch's timer on one matrix product, in turns.
 
-    Takes about a second. ValueError: an unknown device.
+    Takes a few seconds. ValueError: an unknown device.
     """
     timer = LatencyTimer(device)
     where = torch.device(timer.device)
