@@ -24,6 +24,10 @@ TWO = dict(above="more", below="less")
         (Ratio(0.7, 0.6, 0.8), 1.0, "faster"),
         (Ratio(1.01, 0.99, 1.04), 1.0, "no measurable difference"),  # its median is above the mark, and says nothing
         (Ratio(1.2, 1.0, 1.4), 1.0, "no measurable difference"),  # touches the mark
+        (Ratio(0.95, 0.68, 0.998), 1.0, "no measurable difference"),  # prints as (0.68 to 1.00), and so touches it, too
+        (Ratio(1.001, 0.999, 1.002), 1.0, "no measurable difference"),
+        (Ratio(1.004, 1.003, 1.004), 1.0, "no measurable difference"),
+        (outcome.Interval(1.9, 1.8, 1.996), 2.0, "no measurable difference"),  # prints as (1.8 to 2)
         (outcome.Interval(5, 4, 6), (1, 3), "slower"),
         (outcome.Interval(2, 0.5, 6), (1, 3), "no measurable difference"),
         (outcome.Interval(0.2, 0.1, 0.3), (1, 3), "faster"),

@@ -40,8 +40,9 @@ def choose(
 
     value: an interval (what `Comparison.ratio` gives, or an `Interval`), or a bare number. at: the mark, or two marks
     (low, high). An interval that lies wholly beyond the upper mark takes `above`, one wholly under the lower `below`;
-    what straddles a mark or lies between the two takes `between`. A bare number knows nothing of its spread: it takes
-    `between` only when there are two marks. `{value}` in a sentence stands for the figure as it prints.
+    what straddles a mark or lies between the two takes `between`. It is judged as it prints: a spread whose end prints
+    as 1.00 touches 1. A bare number knows nothing of its spread: it takes `between` only when there are two marks.
+    `{value}` in a sentence stands for the figure as it prints.
 
     Raises ValueError for a figure that is not finite, a missing sentence, two that are the same, marks in the wrong
     order, or a `between` that the figure can never reach.
@@ -50,7 +51,7 @@ def choose(
     if not (math.isfinite(low_mark) and math.isfinite(high_mark)) or low_mark > high_mark:
         raise ValueError(f"at={at!r}; expected a finite mark, or two in order")
     bare = isinstance(value, int | float) and not isinstance(value, bool)
-    low, high = (value, value) if bare else (value.low, value.high)
+    low, high = (value, value) if bare else _as_printed(value)
     if not (math.isfinite(low) and math.isfinite(high)):
         raise ValueError(f"value={value!r}; expected finite figures: was the measurement made?")
     wanted = {"above": above, "below": below}
@@ -67,8 +68,16 @@ def choose(
         raise ValueError(f"no sentence for {' and '.join(missing)}: every result of a measurement needs one")
     if len({*wanted.values()}) < len(wanted):
         raise ValueError("two of the sentences are the same, so the measurement decides nothing")
-    chosen = below if high < low_mark else above if low > high_mark or low_mark == high_mark == high == low else between
+    met = bare and low_mark == high_mark == value  # a bare number that is the mark itself
+    chosen = below if high < low_mark else above if low > high_mark or met else between
     return chosen.replace("{value}", f"{value:.3g}" if bare else str(value))
+
+
+def _as_printed(value: Ratio | Interval) -> tuple[float, float]:
+    """The ends of a spread, rounded as `str(value)` rounds them."""
+    if isinstance(value, Ratio):
+        return round(value.low, 2), round(value.high, 2)
+    return float(f"{value.low:.3g}"), float(f"{value.high:.3g}")
 
 
 def outcome(
