@@ -468,7 +468,7 @@ def quantised_cache() -> Figure:
         y = 10.1 - 0.8 * token
         ax.add_patch(plt.Rectangle((13.16, y - 0.04), 3.98, 0.78, fill=False, edgecolor=scales, linewidth=2.2))
         ax.add_patch(plt.Rectangle((17.5, y), 0.45, 0.7, facecolor=scales))
-    ax.text(18.3, 7.3, "1 scale a token:\nfinal on arrival", ha="left", va="center", fontsize=10, color=INK)
+    ax.text(18.3, 7.3, "1 scale a token:\nfinal at once", ha="left", va="center", fontsize=10, color=INK)
     ax.text(2.3, 4.05, "open\ngroup", ha="right", va="center", fontsize=10, color=INK)
     kept = "exact tokens\nkept too, until\na 4th closes it"
     ax.text(9.75, 4.0, kept, ha="left", va="center", fontsize=10, color=INK)
