@@ -329,9 +329,13 @@ def test_a_verdict_reads_as_a_sentence():
     """Both sides of the comparison, the claim's own range, the condition in words with its number."""
     assert claims.CHECKS["B9"]({"prefill_gain": Ratio(2.84, 2.79, 2.91), "decode_gain": 1.7}).line == (
         "B9 false here: in 16 bits a prefill is 2.84 times (2.79 to 2.91) as fast as in FP32 (the claim needs 1.6 to "
-        "2.5 times); this part holds: in 16 bits a decode step is 1.70 times as fast as in FP32 (the claim needs 1.6 to "
-        "2.5 times)"
+        "2.5 times); this part holds: in 16 bits a decode step is 1.70 times as fast as in FP32 (the claim needs 1.6 "
+        "to 2.5 times)"
     )
+    # Sixteen tokens say little of a prompt of 256: where the length was given, the verdict names it.
+    short = claims.CHECKS["B9"]({"prefill_gain": 0.5, "prefill_tokens": 16})
+    assert short.line.startswith("B9 false here: in 16 bits a prefill of 16 tokens is 0.50 times as fast as in FP32")
+    assert short.stated[0] == "in 16 bits a prefill is 1.6 to 2.5 times as fast as in FP32"
     assert claims.CHECKS["A13"]({"throughput": SAME, "slower": 1.2}).line.startswith(
         "A13 no measurable difference: eight requests at once get 1.00 times (0.98 to 1.03) as many tokens a "
         "second as one alone, which cannot be told apart from 1.00 times (the claim needs more than 1.00 times); "
@@ -447,7 +451,9 @@ def test_the_ladder_settles_claims_by_its_medians():
     found = claims.from_ladder(run)
     assert found.values["A2"]["speedup"].median == pytest.approx(9 / 4)
     assert found.values["A2"]["perplexity_change"] == pytest.approx(0.02)
-    assert [gain.median for gain in found.values["B9"].values()] == pytest.approx([2.0, 2.0])
+    b9 = dict(found.values["B9"])
+    assert b9.pop("prefill_tokens") == 256
+    assert [gain.median for gain in b9.values()] == pytest.approx([2.0, 2.0])
     assert found.values["A14"]["ends_share"] == pytest.approx(2 / 131)
     assert found.values["A8"] == {"limit_share": 0.4}
     assert claims.ledger([found])  # every figure is one that its check knows

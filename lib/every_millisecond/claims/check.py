@@ -83,8 +83,9 @@ class Part:
 
     says: the sentence; {v} stands for the figure, and both sides of a comparison are named. low, high: in between the
     claim is right. same: the value of "no difference" (1 for a ratio of two times), None where nothing is compared.
-    over: a second figure that the first is divided by. needed: without it the claim is not measured. tolerance: half
-    the spread that a bare number is given. form: how the figure prints, and its unit.
+    over: a second figure that the first is divided by. length: a figure that counts tokens; where it was given, the
+    sentence names it at {of}. needed: without it the claim is not measured. tolerance: half the spread that a bare
+    number is given. form: how the figure prints, and its unit.
     """
 
     figure: str
@@ -93,9 +94,15 @@ class Part:
     high: float = INFINITY
     same: float | None = None
     over: str = ""
+    length: str = ""
     needed: bool = True
     tolerance: float = 0.0
     form: str = ".2f times"
+
+    def told(self, here: Mapping[str, Interval]) -> Part:
+        """The part with its sentence's length filled in, or left out where that was not given."""
+        of = f" of {here[self.length].median:,.0f} tokens" if self.length in here else ""
+        return replace(self, says=self.says.replace("{of}", of))
 
     def value(self, here: Mapping[str, Interval]) -> Interval | None:
         """The figure with its spread, None unless it was measured."""
@@ -242,7 +249,7 @@ class Claim:
     def figures(self) -> tuple[str, ...]:
         """The names of all figures that it takes; each is optional."""
         names = [need.figure for need in self.needs]
-        names += [name for part in self.parts for name in (part.figure, part.over) if name]
+        names += [name for part in self.parts for name in (part.figure, part.over, part.length) if name]
         return tuple(dict.fromkeys([*names, *(self.notes or {})]))
 
     @property
@@ -277,7 +284,7 @@ class Claim:
             if name not in self.figures:
                 raise KeyError(f"{self.id} knows no figure {name!r}; expected {', '.join(self.figures)}")
             found[name] = as_interval(f"{self.id}: {name}", value)
-        values = [(part, part.value(found)) for part in self.parts]
+        values = [(part.told(found), part.value(found)) for part in self.parts]
         measured = [part.found(x) for part, x in values if x is not None]
         measured += [text.format(v=found[name].median) for name, text in (self.notes or {}).items() if name in found]
         refuted = [id for id in self.contains if beside and CHECKS[id](beside.get(id), beside).verdict == FALSE]
@@ -308,7 +315,7 @@ class Claim:
         undecided = [(part, x) for part, x in values if x is not None and part.verdict(x) == TIE]
         at_its_limit = verdict == TIE and all(part.only_its_limit(x) for part, x in undecided)
         alarm = f"{'; '.join(alarms)}. Suspect the clock, the count of bytes, or the peak" if alarms else ""
-        stated = tuple(part.says.format(v=part.claimed) for part in self.parts)
+        stated = tuple(part.told({}).says.format(v=part.claimed) for part in self.parts)
         return Judged(
             self.id, self.title, self.premise, stated, arithmetic, verdict, "; ".join(why), tuple(measured), alarm,
             at_its_limit=at_its_limit,

@@ -115,6 +115,8 @@ def from_ladder(run: Mapping, *, source: str = "ladder", here: bool = False) -> 
         put("A8", limit_share=shares.get("decode"), launch_share=_launch_share(baseline))
         put("B6", prefill_share=shares.get("prefill"), decode_share=shares.get("decode"))
     put("B9", prefill_gain=gain("sdpa", "half", "prefill"), decode_gain=gain("sdpa", "half", "decode"))
+    if "B9" in values:
+        put("B9", prefill_tokens=rungs["half"].prompt_tokens or None)
     put("B8", gain=gain("half", "compiled", "decode"))
     if "compiled" in rungs and rungs["compiled"].first_ms:
         compiled = rungs["compiled"]

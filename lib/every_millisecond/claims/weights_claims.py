@@ -31,7 +31,13 @@ def compile_gains() -> Arithmetic:
 @claim(
     "B9",
     "BF16 about 2x over FP32",
-    Part("prefill_gain", "in 16 bits a prefill is {v} as fast as in FP32", *ABOUT_TWO, same=1),
+    Part(
+        "prefill_gain",
+        "in 16 bits a prefill{of} is {v} as fast as in FP32",
+        *ABOUT_TWO,
+        same=1,
+        length="prefill_tokens",
+    ),
     Part("decode_gain", "in 16 bits a decode step is {v} as fast as in FP32", *ABOUT_TWO, same=1),
     setting="the same attention and the same tokens on both sides",
 )
