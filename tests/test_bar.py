@@ -54,7 +54,9 @@ def test_what_is_too_slow_here_is_passed_over(measured):
     assert bar.ends("08").rung == "sdpa"
 
 
-@pytest.mark.parametrize(("half_ms", "says"), [(9000.0, "was slower: 9000 ms"), (2000.0, "was not faster beyond the spreads: 2000 ms")])
+@pytest.mark.parametrize(
+    ("half_ms", "says"), [(9000.0, "was slower: 9000 ms"), (2000.0, "was not faster beyond the spreads: 2000 ms")]
+)
 def test_a_bar_that_stays_says_so(measured, capsys, half_ms, says):
     """Two equal bars without a word looked like a fault of the notebook."""
     _, ms = measured

@@ -142,8 +142,8 @@ def _kept(profile: str | None) -> dict[str, dict]:
 
 
 def _reach(notebook: str, profile: str | None) -> Bar:
-    """The bar that a notebook ends with: kept; or its own decoder's if each of its answers was faster than each of those
-    of the bar before it; or else that bar. Two spreads that overlap change nothing: they may be the machine's mood."""
+    """The bar that a notebook ends with: kept; or its own decoder's if all its answers were faster than all those of
+    the bar before it; or else that bar. Two spreads that overlap change nothing: they may be the machine's mood."""
     kept = _kept(profile)
     if notebook in kept:
         return Bar(**kept[notebook])
