@@ -139,6 +139,7 @@ def test_what_it_cannot_do_is_said(tiny_llama):
         tiny_llama(ids, attention_mask=float_mask)
 
 
+@pytest.mark.long
 @torch.inference_mode()
 def test_a_compiled_model_gives_the_same(tiny_llama):
     """Guards against torch.compile tracing into the block loops."""

@@ -102,6 +102,7 @@ print("all compiled")
 """
 
 
+@pytest.mark.long
 def test_the_compiler_accepts_the_kernels_for_a100_and_h100():
     """Guards against code that the interpreter runs and the compiler refuses; the compiler needs no GPU.
 

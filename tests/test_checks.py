@@ -6,7 +6,6 @@ import inspect
 import logging
 import os
 import random
-import subprocess
 import sys
 import threading
 import time
@@ -14,6 +13,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from at_once import run_at_once
 from typer.testing import CliRunner
 
 from every_millisecond import cli
@@ -313,14 +313,16 @@ def test_a_virtual_device_is_exact_and_its_clock_the_learners():
         float(stream.work(3))
 
 
+def note_passes(name: str) -> None:
+    for i in range(20):
+        progress.record(name, f"check_{i}")
+
+
 def test_progress_of_two_writers_and_of_others(tmp_path, monkeypatch):
     """Kind 36: two processes that note a pass lose nothing, and the file's mode follows the umask."""
     path = tmp_path / "shared.json"
     monkeypatch.setenv("LLM_LATENCY_PROGRESS", str(path))
-    program = "import sys; from every_millisecond.checks import progress\n"
-    program += "for i in range(20): progress.record(sys.argv[1], f'check_{i}')"
-    writers = [subprocess.Popen([sys.executable, "-c", program, name]) for name in ("a", "b")]
-    assert [writer.wait(60) for writer in writers] == [0, 0]
+    run_at_once(note_passes, ("a",), ("b",))
     assert {name: len(checks) for name, checks in progress.passed().items()} == {"a": 20, "b": 20}
     umask = os.umask(0)
     os.umask(umask)

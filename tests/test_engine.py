@@ -354,6 +354,7 @@ def test_matrices_know_their_kernel():
         assert matrix.kernel
 
 
+@pytest.mark.long
 @pytest.mark.skipif(doctor.compile_unavailable() is not None, reason=f"compile: {doctor.compile_unavailable()}")
 @pytest.mark.skipif(sys.platform != "linux", reason="compiling on the CPU is tested on Linux only")
 def test_compiled_in_a_process_with_one_openmp_runtime(tmp_path):

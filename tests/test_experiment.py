@@ -364,6 +364,7 @@ def test_what_makes_another_run():
     assert resume.differences(old, new) == ["the library's code", "machine.torch: '1' was, '2' is", "the model's files"]
 
 
+@pytest.mark.long
 def test_ctrl_c_on_the_command_line_loses_nothing(tiny_directory, tmp_path, quick_rates, instant):
     """The words say where the finished parts are and how to go on, and the next call goes on there."""
     instant.stop_at = "sdpa"
@@ -608,6 +609,7 @@ def test_the_runner_waits_as_long_as_the_machine_is_slow(monkeypatch, tmp_path):
     assert [path.name for path in tmp_path.glob("*.json")] == ["kv-cache.0.json"], "a failure is tried again"
 
 
+@pytest.mark.long
 def test_sigterm_ends_the_run_and_its_workers(tiny_directory, tmp_path):
     """Kind 44: the workers of an ended run went on measuring, and slowed the next one."""
     command = [sys.executable, "-m", "every_millisecond.cli", "run", "--rungs", "kv-cache", "--model", tiny_directory]

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import hashlib
 import json
 import random
 import re
-import subprocess
-import sys
+import time
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from at_once import run_at_once
 from safetensors.torch import load_file, save_file
 
 from llm_latency import models
@@ -141,26 +142,26 @@ def test_interrupted_attempts_are_cleared_and_finished_ones_kept(cache, monkeypa
     assert models.prepare() == folder
 
 
+def prepare_slowly(cache: Path) -> None:
+    bundled.GGUF_BYTES, bundled.GGUF_SHA256 = 4, hashlib.sha256(b"test").hexdigest()
+
+    def fetch(work: Path) -> Path:
+        with (cache / "fetches").open("a") as log:
+            log.write("x")
+        time.sleep(1)
+        (work / "m").write_bytes(b"test")
+        return work / "m"
+
+    bundled._fetch, bundled._convert = fetch, lambda gguf, work: None
+    with (cache / "folders").open("a") as log:
+        log.write(f"{bundled.prepare()}\n")
+
+
 def test_two_processes_at_once_fetch_once(cache):
     """Two notebooks started together: the second waits for the first and finds its work done."""
-    program = f"""
-import pathlib, time
-from llm_latency.models import bundled
-bundled.GGUF_BYTES, bundled.GGUF_SHA256 = 4, "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
-def fetch(work):
-    with open({str(cache / "fetches")!r}, "a") as log:
-        log.write("x")
-    time.sleep(1)
-    (work / "m").write_bytes(b"test")
-    return work / "m"
-bundled._fetch = fetch
-bundled._convert = lambda gguf, work: None
-print(bundled.prepare())
-"""
-    started = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) for _ in range(2)]
-    outputs = [process.communicate(timeout=120)[0] for process in started]
-    assert outputs[0] == outputs[1] and all(process.returncode == 0 for process in started)
-    assert (cache / "fetches").read_text() == "x"
+    run_at_once(prepare_slowly, (cache,), (cache,))
+    first, second = (cache / "folders").read_text().split()
+    assert first == second and (cache / "fetches").read_text() == "x"
 
 
 def test_unknown_profile_and_device_are_named(monkeypatch):

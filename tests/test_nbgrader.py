@@ -22,7 +22,10 @@ from traitlets.config import Config, PyFileConfigLoader
 sys.path.insert(0, str(ROOT / "tools"))
 import preflight
 
-pytestmark = pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SAWarning")  # nbgrader's own
+pytestmark = [
+    pytest.mark.long,  # real kernels, six submissions: half a minute
+    pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SAWarning"),  # nbgrader's own
+]
 
 SET = "06_flash_attention"
 PLANTED = {"blocked": "off by one", "masked_update": "a large negative number"}

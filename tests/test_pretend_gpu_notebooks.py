@@ -32,7 +32,7 @@ assert said.split() == [str(config.vocab_size), "True"], said
     "profile, dtype",
     [
         pytest.param("qwen2.5-7b", "torch.bfloat16", marks=pytest.mark.long),
-        ("smollm2-1.7b", "torch.float16"),
+        pytest.param("smollm2-1.7b", "torch.float16", marks=pytest.mark.long),
     ],
     ids=lambda x: x,
 )

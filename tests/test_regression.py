@@ -360,6 +360,7 @@ def test_comparing_samples_says_what_to_install(monkeypatch):
         homogeneity_p([0] * 50 + [1] * 50, [0] * 50 + [1] * 50)
 
 
+@pytest.mark.long
 def test_the_command_line_gate(tiny_directory, tmp_path):
     """Exit code, JUnit file and table from one command; a rung that is no rung is one sentence."""
     arguments = ["regress", "--model", tiny_directory, "--rounds", "0"]

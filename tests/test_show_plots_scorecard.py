@@ -5,11 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import subprocess
-import sys
 
 import matplotlib as mpl
 import pytest
+from at_once import run_at_once
 
 mpl.use("Agg")
 
@@ -126,14 +125,10 @@ def test_scorecard_refuses_what_is_no_number(card, value):
         scorecard.guess("k", value, "ms", "?")
 
 
-WRITER = """
-import sys
-from every_millisecond import claims
-from every_millisecond.notebook import scorecard
-for i in range(20):
-    scorecard.guess(f"{sys.argv[1]}-{i}", i, "ms", "How long?")
-    claims.settle(sys.argv[2], **{sys.argv[3]: 1.0 + i})
-"""
+def write_rows(name: str, claim: str, figure: str) -> None:
+    for i in range(20):
+        scorecard.guess(f"{name}-{i}", i, "ms", "How long?")
+        claims.settle(claim, **{figure: 1.0 + i})
 
 
 def test_a_stages_colour_is_nobody_elses():
@@ -146,9 +141,7 @@ def test_a_stages_colour_is_nobody_elses():
 def test_two_writers_lose_nothing(card, tmp_path):
     """Kind 36: two notebooks at once, each of which read the card, added its row and wrote it back without the other's;
     and a card of mode 0600, which the next user of the folder cannot read."""
-    arguments = (("a", "A4", "power"), ("b", "B14", "gain"))
-    writers = [subprocess.Popen([sys.executable, "-c", WRITER, *words]) for words in arguments]
-    assert [writer.wait() for writer in writers] == [0, 0]
+    run_at_once(write_rows, ("a", "A4", "power"), ("b", "B14", "gain"))
     rows = json.loads((tmp_path / "card.json").read_text())
     assert set(rows) == {f"{name}-{i}" for name in "ab" for i in range(20)}
     kept = json.loads((tmp_path / "claims.json").read_text())

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import functools
 import inspect
+from typing import TYPE_CHECKING
 
-from transformers import Cache, LlamaForCausalLM, PreTrainedConfig
+if TYPE_CHECKING:
+    from transformers import Cache, PreTrainedConfig
 
 
 @functools.cache
 def _cache_name() -> str:
+    from transformers import LlamaForCausalLM  # here: its import takes seconds, which arithmetic alone does not need
+
     # transformers 5.24 renamed `past_key_values` to `cache` and warns of the old name; earlier ones know only the old.
     return "cache" if "cache" in inspect.signature(LlamaForCausalLM.forward).parameters else "past_key_values"
 
