@@ -14,6 +14,7 @@ import sys
 
 MOST = int(os.environ["LLM_LATENCY_TEST_SAMPLES"])
 COUNTS = {"llm_latency.timing.measure": "repeats", "llm_latency.timing.compare": "rounds"}
+CONSTANTS = {"every_millisecond.notebook.bar": "REPEATS"}  # answers of which the bar is the median
 
 
 def limited(function, count: str):
@@ -31,16 +32,19 @@ def limited(function, count: str):
 
 
 class Limiter(importlib.abc.MetaPathFinder):
-    """Finds the two modules where everybody does, and limits their function once they are loaded."""
+    """Finds the modules where everybody does, and limits their function or constant once they are loaded."""
 
     def find_spec(self, name, path, target=None):
-        if name not in COUNTS:
+        if name not in COUNTS and name not in CONSTANTS:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path)
         execute = spec.loader.exec_module
 
         def exec_module(module):
             execute(module)
+            if name in CONSTANTS:
+                setattr(module, CONSTANTS[name], 1)
+                return
             function = name.rpartition(".")[2]
             setattr(module, function, limited(getattr(module, function), COUNTS[name]))
 
