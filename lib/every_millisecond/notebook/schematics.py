@@ -78,9 +78,10 @@ def host_and_device(launch: float = 1.0, kernel: float = 1.7, wake: float = 0.7)
         begin = max(device, host)
         box(ax, begin, 5.6, kernel - 0.08, 0.8, f"kernel {i + 1}", METHOD_COLOURS[4], ink=INK, size=10)
         device = begin + kernel
-    box(ax, host, 7.0, device - host, 0.8, "wait", "#DDDDDD", ink=INK)
+    back = device + wake
+    box(ax, host, 7.0, back - host - 0.08, 0.8, "wait", "#DDDDDD", ink=INK)
     for x, foot, text in (
-        (host, 6.75, "a clock read here\ncounts the launches"), (device, 5.4, "a clock read here\ncounts the work")
+        (host, 6.75, "a clock read here\ncounts the launches"), (back, 5.4, "a clock read here\ncounts the work")
     ):  # fmt: skip
         ax.plot([x, x], [foot, 8.3], color=INK, linewidth=2, linestyle="--", marker="")
         ax.text(x, 8.4, text, ha="center", va="bottom", fontsize=11, color=INK, fontweight="bold")
