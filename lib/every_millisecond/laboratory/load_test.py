@@ -62,8 +62,9 @@ def knee(shares: Mapping[float, float], share: float = KEEPS_UP) -> Knee:
 
 
 def steady(requests: Sequence[Request], growth: float = GROWTH) -> bool:
-    """Whether the queue stood still while these requests arrived: the median wait for a first token of the later half
-    is at most `growth` times that of the earlier half. In order of arrival; raises ValueError for fewer than four."""
+    """Whether no growth of the queue shows while these requests arrived: the median wait for a first token of the later
+    half is at most `growth` times that of the earlier half, which proves little in a short run. In order of arrival;
+    raises ValueError for fewer than four."""
     if len(requests) < 4:
         raise ValueError(f"{len(requests)} requests; expected four or more to compare two halves")
     waits = [r.time_to_first_token_ms for r in sorted(requests, key=lambda r: r.arrival_s)]

@@ -325,7 +325,8 @@ def operators_and_one_kernel() -> Figure:
     x, ends = 4.3, []
     for name in names:
         box(ax, x, 8.55, 3.2, 0.8, "launch", launch, ink=INK, size=10)
-        for y, length in ((8.55, 1.7), (7.6, 1.5)):
+        cores = ((8.55, 1.7), (7.6, 1.5)) if name == "q, k, v" else ((8.55, 1.7),)  # the others are too small for two
+        for y, length in cores:
             box(ax, x + 3.25, y, length, 0.8, name, work, ink=INK, size=10)
         x += 5.1
         ends.append(x)
@@ -338,7 +339,8 @@ def operators_and_one_kernel() -> Figure:
     box(ax, x, 3.25, 3.2, 0.8, "one call", launch, ink=INK, size=10)
     x += 3.25
     for name in (*names, "attend"):
-        for y, length in ((3.25, 1.7), (2.3, 1.5)):
+        cores = ((3.25, 1.7),) if name == "norm" else ((3.25, 1.7), (2.3, 1.5))  # a thread takes whole rows of a norm
+        for y, length in cores:
             box(ax, x, y, length, 0.8, name, work, ink=INK, size=10)
         ax.plot([x + 1.82, x + 1.82], [2.1, 4.3], color=INK, linewidth=3, marker="")
         x += 1.95
