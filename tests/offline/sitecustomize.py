@@ -31,3 +31,5 @@ socket.socket.connect_ex = _guarded_connect_ex
 
 if os.environ.get("LLM_LATENCY_TEST_SAMPLES"):
     import few_samples  # noqa: F401  limits what a notebook measures
+
+import kernel_sockets  # noqa: E402, F401  two kernels that start at once never meet at one port
