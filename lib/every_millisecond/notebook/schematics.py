@@ -170,7 +170,7 @@ def three_regimes() -> Figure:
 
 def attention_levels() -> Figure:
     """FlashAttention on an A100: a tile in fast memory, and what each level of memory holds and delivers."""
-    fig, ax = canvas(11, 6.2, 21.6, 12.4, "Where attention's numbers live: one A100, published sizes and bandwidths")
+    fig, ax = canvas(11, 6.2, 21.6, 12.4, "Where FlashAttention's numbers live: A100, published sizes and bandwidths")
     shared, cached, large = METHOD_COLOURS[4], "#C9E6F7", "#E3E3E3"
     box(ax, 0.3, 8.0, 15.2, 3.6, "", shared)
     box(ax, 0.3, 4.4, 15.2, 2.4, "", cached)
