@@ -94,6 +94,10 @@ def test_waterfall_ends_where_the_last_total_does():
     assert "perplexity +2%" in [text.get_text() for text in near.texts]
     with pytest.raises(ValueError, match="no steps"):
         waterfall(fig, "a", [])
+    unsure = Fall("b", 1000, 900, spread=(-300, 120))
+    waterfall(plt.figure(), "a", [unsure])
+    assert unsure.unsure and "cannot be told from no change" in [t.get_text() for t in plt.gcf().legends[0].texts]
+    assert not Fall("b", 1000, 900, spread=(-300, -20)).unsure and not Fall("b", 1000, 900).unsure
     plt.close("all")
 
 

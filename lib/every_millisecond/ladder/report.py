@@ -9,6 +9,7 @@ from pathlib import Path
 
 import jinja2
 import matplotlib as mpl
+import numpy as np
 from matplotlib.figure import Figure
 
 from every_millisecond import claims
@@ -48,9 +49,16 @@ def falls(run: dict) -> list[Fall]:
             step.overlaps and not step.loses,
             _cost(path[0], before, after),
             judged=before is path[0] or step.alone_ms is not None,  # the first step is alone where it stands
+            spread=_spread(before, after),
         )
         for step, (before, after) in zip(found, pairwise(path), strict=True)
     ]
+
+
+def _spread(before: RungRecord, after: RungRecord) -> tuple[float, float]:
+    """10th and 90th percentile of every sample after the step less every sample before it, in ms."""
+    low, high = np.percentile(np.subtract.outer(after.samples("wall"), before.samples("wall")), (10, 90))
+    return float(low), float(high)
 
 
 def _cost(baseline: RungRecord, before: RungRecord, after: RungRecord) -> str:
@@ -85,6 +93,8 @@ def waterfall_alt(run: dict) -> str:
     found = falls(run)
     hatched = [fall.title for fall in found if fall.overlaps]
     tail = f" Hatched, since they share milliseconds with an earlier step: {', '.join(hatched)}." if hatched else ""
+    unsure = [fall.title for fall in found if fall.unsure]
+    tail += f" Cannot be told from no change: {', '.join(unsure)}." if unsure else ""
     costs = [f"{fall.title} ({fall.quality})" for fall in found if fall.quality]
     tail += f" Quality is paid at: {', '.join(costs)}." if costs else ""
     return f"Waterfall of the standard request's time on one machine: {totals}.{tail}"

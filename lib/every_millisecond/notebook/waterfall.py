@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 
 from every_millisecond.notebook.plots import OTHER_COLOUR
 
-SAVES, SLOWER, TOTAL = "#56B4E9", "#CC79A7", OTHER_COLOUR
+SAVES, SLOWER, UNSURE, TOTAL = "#56B4E9", "#CC79A7", "#F0E442", OTHER_COLOUR
 SHARED = "//"  # the one meaning of hatching
 ENLARGED = 2.2  # the second panel reaches this many times as far as the last total
 
@@ -20,7 +20,7 @@ ENLARGED = 2.2  # the second panel reaches this many times as far as the last to
 class Fall:
     """One step: ms of the whole request before and after it. overlaps: it shares milliseconds with an earlier step.
     quality: what it costs, in words; empty where it costs nothing. judged: whether it could be seen to share any, which
-    takes a measurement of the step alone."""
+    takes a measurement of the step alone. spread: of its change in ms, below 0 where it saves; None: unknown."""
 
     title: str
     before_ms: float
@@ -28,6 +28,16 @@ class Fall:
     overlaps: bool = False
     quality: str = ""
     judged: bool = True
+    spread: tuple[float, float] | None = None
+
+    @property
+    def unsure(self) -> bool:
+        """The spread of the change contains none at all."""
+        return self.spread is not None and self.spread[0] < 0 < self.spread[1]
+
+    @property
+    def colour(self) -> str:
+        return UNSURE if self.unsure else SAVES if self.after_ms <= self.before_ms else SLOWER
 
 
 def waterfall(fig: Figure, first: str, falls: Sequence[Fall], *, last: str = "now") -> None:
@@ -60,8 +70,8 @@ def waterfall(fig: Figure, first: str, falls: Sequence[Fall], *, last: str = "no
     for row, fall in enumerate(falls, start=1):
         if fall.quality:
             near.annotate(fall.quality, (1.02, row), xycoords=near.get_yaxis_transform(), va="center", fontsize=10)
-    kinds = [(SAVES, "", "saves time here"), (SLOWER, "", "costs time here")]
-    shown = [kinds[0], *kinds[1:] * any(fall.after_ms > fall.before_ms for fall in falls)]
+    kinds = {SAVES: "saves time here", SLOWER: "costs time here", UNSURE: "cannot be told from no change"}
+    shown = [(colour, "", label) for colour, label in kinds.items() if any(fall.colour == colour for fall in falls)]
     if any(fall.overlaps for fall in falls):
         shown.append(("white", SHARED, "shares milliseconds with an earlier step"))
     if not all(fall.judged for fall in falls):
@@ -83,9 +93,8 @@ def _panel(ax: Axes, falls: Sequence[Fall], limit: float) -> None:
         left, right = sorted((fall.before_ms, fall.after_ms))
         ax.plot([fall.before_ms] * 2, [row - 1 + 0.35, row - 0.35], color="black", linewidth=0.8, marker="")
         if left < limit:
-            colour = SAVES if fall.after_ms <= fall.before_ms else SLOWER
             hatch = SHARED if fall.overlaps else ""
-            ax.barh(row, min(right, limit) - left, left=left, color=colour, hatch=hatch, edgecolor="black",
+            ax.barh(row, min(right, limit) - left, left=left, color=fall.colour, hatch=hatch, edgecolor="black",
                     linewidth=0.4, height=0.7)  # fmt: skip
         _label(ax, row, right, f"{fall.after_ms - fall.before_ms:+.0f} ms", limit)
     ax.plot([totals[-1]] * 2, [len(falls) + 0.35, len(falls) + 0.65], color="black", linewidth=0.8, marker="")
