@@ -105,6 +105,7 @@ print(json.dumps([float(difference), len(openmp.loaded_runtimes())]))
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(doctor.compile_unavailable() is not None, reason=f"compile: {doctor.compile_unavailable()}")
 def test_the_compiled_kernels_are_right():
     """The tests above stop before code is generated; this one builds it, in a process with one OpenMP runtime."""

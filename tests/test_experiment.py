@@ -142,6 +142,7 @@ def test_report_stands_alone_and_escapes_what_the_model_wrote(tmp_path):
     assert (tmp_path / "waterfall.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.long
 def test_random_weights_are_marked_wherever_they_show(tmp_path):
     """llama-7b-shape is for timing only; a reader must not take its text or perplexity for a model's."""
     run = a_run(record()) | {"profile": "llama-7b-shape"}
@@ -501,6 +502,7 @@ def test_a_model_that_the_kernel_does_not_take_is_no_failure(tiny_directory, tmp
     assert found.status == "unavailable" and ("head_dim divisible by 16" in found.reason or "kernel" in found.reason)
 
 
+@pytest.mark.long
 def test_a_live_run_is_named_and_only_a_dead_one_continued(tiny_directory, tmp_path, quick_rates, instant):
     """Kind 44: a second run "continued" the first, which was still measuring, and both wrote the same files."""
     arguments = ["run", "--rungs", "sdpa", "--model", tiny_directory, "--out", str(tmp_path), "--rounds", "1"]

@@ -264,6 +264,7 @@ def test_kernels_go_on_where_they_stopped(monkeypatch):
     assert not any("error" in row for row in rows)
 
 
+@pytest.mark.long
 def test_an_all_skipped_run_does_not_pass(tmp_path):
     """Guards against a check that ran no test and calls it a success (pytest's code is 0 when all are skipped)."""
     with pytest.raises(RuntimeError, match="run gpu-check from a checkout"):

@@ -301,6 +301,7 @@ sys.exit(status)
 """
 
 
+@pytest.mark.long
 def test_after_a_fork_both_go_on(tmp_path):
     """Guards against a child that waits for ever for threads which stayed behind in its parent."""
     path = [entry for entry in sys.path if entry.endswith("tests")][:1]

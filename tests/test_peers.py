@@ -134,6 +134,7 @@ def test_both_ways_of_answering_agree(tiny_llama, monkeypatch):
     assert min(theirs.prefill_ms, theirs.decode_ms, ours.prefill_ms, ours.decode_ms) > 0
 
 
+@pytest.mark.long
 def test_a_real_process_that_fails_tells_why():
     """Guards against a race that hangs on a process which died while loading."""
     with pytest.raises(WorkerFailed, match="unknown contender 'nobody'"), Worker(WORKER, ["nobody", ""]) as worker:
