@@ -22,6 +22,16 @@ def test_gaps_of_a_trace_by_hand():
     assert made.report() == "2 kernels, 0.06 ms, of which gaps 0.02 ms (33%)"
 
 
+def test_the_beginning_of_a_trace_is_a_trace():
+    """Three layers were drawn, and the gaps of the whole step printed beside them, an interruption among them."""
+    made = Trace(tuple(Span("a", 10 * i, 10 * i + 8) for i in range(30)), "cpu")
+    assert made.first(3 / 30).report() == "3 kernels, 0.03 ms, of which gaps 0.00 ms (14%)"
+    assert made.first(1) == made and len(made.first(1e-9).spans) == 1
+    for share in (0, -0.1, 1.1):
+        with pytest.raises(ValueError, match="more than 0 and at most 1"):
+            made.first(share)
+
+
 def test_overlaps_count_once():
     """A copy inside a product, or two streams of a GPU, must not make a trace busier than its own length."""
     spans = [Span("inner", 2, 5), Span("outer", 0, 10), Span("late", 8, 14), Span("later", 20, 21)]
