@@ -7,7 +7,7 @@
 
 No stage uses the network: tests/offline refuses every connection that leaves this machine, in notebook kernels too. Two
 processes share the cores, a thread each: no test depends on a clock. Notebooks do measure, but here they are run for
-what they say and not for their figures: two at a time, and two samples a measurement (tests/offline/few_samples.py).
+what they say and not for their figures: two at a time, and one sample a measurement (tests/offline/few_samples.py).
 Every stage runs even if one before it failed; the exit status is 1 if any did.
 """
 
@@ -74,7 +74,7 @@ def environment(stage: Stage) -> dict[str, str]:
     if stage.name == "model":
         del own["PYTHONPATH"]  # this one may download, once
     if stage.name == "notebooks":
-        own["LLM_LATENCY_TEST_SAMPLES"] = "2"
+        own["LLM_LATENCY_TEST_SAMPLES"] = "1"
     return own
 
 

@@ -1,4 +1,4 @@
-"""Two samples in place of ten: for runs of the notebooks that look at what they say and not at their figures.
+"""One sample in place of ten: for runs of the notebooks that look at what they say and not at their figures.
 
 `make test` sets LLM_LATENCY_TEST_SAMPLES; sitecustomize.py beside this file then imports it into every process,
 notebook kernels and their children included. The timer itself knows nothing of it.
