@@ -34,7 +34,8 @@ lab: $(READY)
 test: $(READY)
 	@$(BIN)/python tools/run_tests.py $(TEST_FLAGS)
 
-# What `make test` leaves out: sanitizers, all sixty prompts, interpreted kernels at their largest. CI runs both.
+# What `make test` leaves out: sanitizers, all sixty prompts, interpreted kernels at their largest, grading with nbgrader,
+# processes that are killed. CI runs both.
 test-long: $(READY)
 	@$(BIN)/python tools/run_tests.py --only long
 
