@@ -180,3 +180,11 @@ def test_a_cell_run_twice_shows_the_same(card, capsys, monkeypatch):
         show.figure(fig, alt="The line rises and never falls")
         printed.append(capsys.readouterr().out)
     assert printed[0] == printed[1] and shown[0] == shown[1]
+
+
+@pytest.mark.parametrize(("threads", "said"), [(1, ", 1 thread, torch "), (2, ", 2 threads, torch ")])
+def test_the_machine_is_named_in_english(monkeypatch, capsys, threads, said):
+    monkeypatch.setattr(show.hardware, "machine_facts", lambda: {**facts, "threads": threads})
+    facts = {"gpu": None, "cpu": "a chip", "cpu_capability": "AVX2", "torch": "2.13.0"}
+    show.machine()
+    assert said in capsys.readouterr().out

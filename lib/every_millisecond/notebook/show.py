@@ -77,5 +77,5 @@ def machine() -> dict[str, str | int | float | bool | None]:
     hardware.limit_threads()
     facts = hardware.machine_facts()
     name = facts["gpu"] or f"{facts['cpu']} ({facts['cpu_capability']})"
-    here(f"{name}, {facts['threads']} threads, torch {facts['torch']}")
+    here(f"{name}, {facts['threads']} thread{'s' * (facts['threads'] != 1)}, torch {facts['torch']}")
     return facts
