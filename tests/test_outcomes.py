@@ -161,3 +161,10 @@ def test_planted_a_verdict_that_cannot_be_false_is_found(planted):
     with pytest.raises((AssertionError, ValueError)):
         written, found = reachable(calls(planted)[0])
         assert written == found
+
+
+def test_a_prediction_inside_the_spread_is_not_off():
+    """ "off by 41%" stood beside an interval that held the prediction."""
+    found = show.Interval(1.5, 0.9, 2.0)
+    assert show.miss(0.9, found) == show.miss(2.0, found) == "within the spread"
+    assert show.miss(3.0, found) == "off by 100%" and show.miss(0.75, found) == "off by 50%"

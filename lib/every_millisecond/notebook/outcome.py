@@ -28,6 +28,14 @@ class Interval:
         return f"{self.median:.3g} ({self.low:.3g} to {self.high:.3g})"
 
 
+def miss(said: float, found: Ratio | Interval) -> str:
+    """By how much a prediction misses what was measured: "within the spread", or "off by 29%" of the median.
+
+    An interval that holds the prediction does not show that it is off.
+    """
+    return "within the spread" if found.low <= said <= found.high else f"off by {abs(said / found.median - 1):.0%}"
+
+
 def choose(
     value: float | Ratio | Interval,
     *,

@@ -12,7 +12,7 @@ from IPython.display import Code, display
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from every_millisecond.notebook.outcome import Interval, against_physics, choose, outcome
+from every_millisecond.notebook.outcome import Interval, against_physics, choose, miss, outcome
 from llm_latency import hardware
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "here",
     "in_run",
     "machine",
+    "miss",
     "outcome",
     "source",
 ]
