@@ -69,7 +69,7 @@ def whole_request(subject: Subject) -> Found:
         "A14": {
             "ends_share": (b.tokenize_ms + b.detokenize_ms) / b.total_ms,
             "lookup_share": (b.tokenize_ms - look_up) / b.total_ms,
-            "noticed": (b.tokenize_ms - look_up) / (slowest.total_ms - fastest.total_ms),
+            "noticed": (b.tokenize_ms - look_up) / max(slowest.total_ms - fastest.total_ms, 1e-3),
         },
         "B5": {"decode_share": b.decode_ms / b.total_ms, "decode_share_512_256": decode / (prefill + decode)},
     }
