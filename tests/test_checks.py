@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import logging
 import os
 import random
@@ -265,13 +266,26 @@ def test_a_program_under_test_has_no_name(monkeypatch):
 
     broken = {f"adds {n}": lambda x, n=n: x + n for n in range(1, 6)}
     zoo.check_test(curious, Draw(3), broken=broken, right={"plain": lambda x: x})
-    assert len(seen) == 6 and len(set(seen)) == 1
+    assert len(seen) == 12 and len(set(seen)) == 1
     orders = set()
     for seed in range(4):
         called = []
         zoo.check_test(judged(called), Draw(seed), broken=broken, right={"plain": lambda x: x})
         orders.add(tuple(called))
     assert len(orders) > 1
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_counting_calls_never_passes(seed):
+    """Fault (found by the soak): a test that failed on its third call passed whenever the broken program was drawn last."""
+    calls = itertools.count(1)
+
+    def counting(program):
+        assert next(calls) < 3
+
+    right = {"plain": lambda x: x, "by hand": lambda x: +x}
+    with pytest.raises(CheckFailed, match="A test asserts only what is true of every right program"):
+        zoo.check_test(counting, Draw(seed), broken={"adds one": lambda x: x + 1}, right=right)
 
 
 def judged(called):

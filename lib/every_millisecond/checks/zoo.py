@@ -5,6 +5,7 @@ A test is a function of a program. It asserts what is true of every right progra
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Mapping
 from types import FunctionType
@@ -20,15 +21,17 @@ def check_test(test: Callable, draw: Draw, *, broken: Mapping[str, Callable], ri
     Args:
         test: takes one program; fails by `assert`, passes by returning nothing.
         broken: what is wrong -> program. The test must fail on each. right: how it is done -> program; it must pass.
-            The test sees all of them in a drawn order and under one name, so that nothing but what they do tells.
+            The test sees all of them in a drawn order and then in the reverse one, under one name, so that nothing but
+            what they do tells, and a verdict that changes with the calls before it fails.
 
     Raises:
         CheckFailed: the test passes on a broken program, fails on a right one, or crashes.
     """
     programs = {**right, **broken}
-    errors = {way: _outcome(test, _anonymous(programs[way])) for way in draw.shuffled(programs)}
-    for way in right:
-        error = errors[way]
+    order = draw.shuffled(programs)
+    rounds = [{way: _outcome(test, _anonymous(programs[way])) for way in ways} for ways in (order, reversed(order))]
+    for way, found in itertools.product(right, rounds):
+        error = found[way]
         if isinstance(error, AssertionError):
             said = f": {error}" if str(error) else ""
             raise CheckFailed(
@@ -37,8 +40,8 @@ def check_test(test: Callable, draw: Draw, *, broken: Mapping[str, Callable], ri
             )
         if error is not None:
             raise CheckFailed(f"{describe(test)} crashed on a right program ({way}): {type(error).__name__}: {error}")
-    for fault in broken:
-        error = errors[fault]
+    for fault, found in itertools.product(broken, rounds):
+        error = found[fault]
         if error is None:
             raise CheckFailed(
                 f"{describe(test)} passes on a broken program, so it proves nothing. The fault that it misses: {fault}"
