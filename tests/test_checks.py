@@ -277,7 +277,7 @@ def test_a_program_under_test_has_no_name(monkeypatch):
 
 @pytest.mark.parametrize("seed", range(12))
 def test_counting_calls_never_passes(seed):
-    """Fault (found by the soak): a test that failed on its third call passed whenever the broken program was drawn last."""
+    """Fault (the soak found it): a test that fails on its third call passed whenever the broken program came last."""
     calls = itertools.count(1)
 
     def counting(program):
