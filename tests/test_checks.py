@@ -21,7 +21,7 @@ from every_millisecond import cli
 from every_millisecond.checks import STUB, CheckFailed, call, call_raising, exercise, expect, progress, registered, zoo
 from every_millisecond.checks.draw import Draw, NoSuchDraw
 from every_millisecond.checks.time_limit import OutOfTime, run_within
-from every_millisecond.checks.virtual_device import VirtualStream
+from every_millisecond.checks.virtual_device import VirtualStream, only_launched
 
 
 @pytest.fixture(autouse=True)
@@ -322,9 +322,23 @@ def test_a_virtual_device_is_exact_and_its_clock_the_learners():
     with pytest.raises(RuntimeError, match="end event is not reached yet"):
         begin.elapsed_time(end)
     end.synchronize()
-    assert begin.elapsed_time(end) == pytest.approx(7.005)
+    assert begin.elapsed_time(end) == pytest.approx(7.0005)
     with pytest.raises(TypeError):
         float(stream.work(3))
+
+
+@pytest.mark.parametrize("ms", [2.0, 5.42387, 5.5, 9.0, 27.0])
+def test_a_launch_is_never_taken_for_seconds(ms):
+    """Fault (the soak found it): work of 5.42 ms is 0.00542 s, and its launch took 0.0055 ms: neither was named."""
+    stream = VirtualStream()
+
+    def around_the_launch():
+        begin = time.perf_counter()
+        stream.launch(ms)
+        return 1000 * (time.perf_counter() - begin)
+
+    assert only_launched(call(stream.on_its_clock(around_the_launch)), ms)
+    assert not only_launched(ms / 1000, ms)
 
 
 def note_passes(name: str) -> None:

@@ -6,8 +6,8 @@
 
 Unsolved, each must fail as such; the solution and the other right answers of tests/exercise_cases pass; each planted
 mistake fails with its name. The solution meets every seed. Each seed also meets one of the other cases, in turn, so
-that an exercise of forty cases meets each of them fifty times in 2,000 seeds. Prints a table, and each case that went
-wrong with its first seed; ends with 1 if any did.
+that an exercise of forty cases meets each of them fifty times in 2,000 seeds. Prints a table, and below a set's line
+each case that went wrong with its first seed; ends with 1 if any did.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=2000)
     parser.add_argument("--all", action="store_true", help="every case under every seed")
     options = parser.parse_args()
-    totals, faults = [0, 0, 0], []
+    totals, faults = [0, 0, 0], 0
     print(f"{'set':<32}{'cases':>7}{'runs':>10}{'cut short':>11}{'wrong':>7}{'seconds':>9}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["LLM_LATENCY_PROGRESS"] = str(Path(folder) / "progress.json")
@@ -103,11 +103,10 @@ def main() -> int:
             results = [soak(exercise, options.seeds, options.all) for exercise in exercise_sets.exercises(name)]
             counts = [sum(column) for column in zip(*(result[:3] for result in results), strict=True)]
             wrong = [fault for *_, found in results for fault in found]
-            totals, faults = [a + b for a, b in zip(totals, counts, strict=True)], faults + wrong
+            totals, faults = [a + b for a, b in zip(totals, counts, strict=True)], faults + len(wrong)
             line = "{:>7}{:>10}{:>11}".format(*counts)
-            print(f"{name:<32}{line}{len(wrong):>7}{time.perf_counter() - began:>9.0f}", flush=True)
-    print(f"{'all':<32}" + "{:>7}{:>10}{:>11}".format(*totals) + f"{len(faults):>7}")
-    print(*faults, sep="\n")
+            print(f"{name:<32}{line}{len(wrong):>7}{time.perf_counter() - began:>9.0f}", *wrong, sep="\n  ", flush=True)
+    print(f"{'all':<32}" + "{:>7}{:>10}{:>11}".format(*totals) + f"{faults:>7}")
     return 1 if faults else 0
 
 

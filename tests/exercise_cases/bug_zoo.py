@@ -315,6 +315,17 @@ for _cell, _answers in {
         return float(work)
         """,
         ),
+        (
+            "seconds",
+            "Is it in seconds? Milliseconds were asked for.",
+            """
+        stream.synchronize()
+        begin = time.perf_counter()
+        stream.launch(work)
+        stream.synchronize()
+        return time.perf_counter() - begin
+        """,
+        ),
     ],
     "test_elapsed": [
         (

@@ -15,7 +15,7 @@ from every_millisecond.checks.draw import Answers, Draw
 from every_millisecond.checks.exercise import exercise
 from every_millisecond.checks.failure import how_often
 from every_millisecond.checks.toys import ToyTokenizer
-from every_millisecond.checks.virtual_device import VirtualStream
+from every_millisecond.checks.virtual_device import VirtualStream, only_launched
 
 CHAPTER = "bug_zoo"
 
@@ -39,7 +39,7 @@ def check_elapsed(test: Callable, mended: Callable, draw: Draw) -> None:
         found, ms, "the mended time", rel=2e-3,
         mistakes={
             f"{earlier} ms of earlier work are counted. Wait before the first reading, too.": ms + earlier,
-            "That is still the launch.": found if abs(found) < 0.1 else -1,
+            "That is still the launch.": found if only_launched(found, ms) else -1,
             "Is it in seconds? Milliseconds were asked for.": ms / 1000,
         },
     )  # fmt: skip
