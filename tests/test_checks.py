@@ -18,10 +18,22 @@ from at_once import run_at_once
 from typer.testing import CliRunner
 
 from every_millisecond import cli
-from every_millisecond.checks import STUB, CheckFailed, call, call_raising, exercise, expect, progress, registered, zoo
+from every_millisecond.checks import (
+    STUB,
+    CheckFailed,
+    call,
+    call_raising,
+    exercise,
+    expect,
+    programs,
+    progress,
+    registered,
+    zoo,
+)  # fmt: skip
 from every_millisecond.checks.draw import Draw, NoSuchDraw
 from every_millisecond.checks.time_limit import OutOfTime, run_within
-from every_millisecond.checks.virtual_device import VirtualStream, only_launched
+from every_millisecond.checks.virtual_device import VirtualStream, on_a_virtual_device, only_launched
+from every_millisecond.laboratory import simulated_stream
 
 
 @pytest.fixture(autouse=True)
@@ -325,6 +337,29 @@ def test_a_virtual_device_is_exact_and_its_clock_the_learners():
     assert begin.elapsed_time(end) == pytest.approx(7.0005)
     with pytest.raises(TypeError):
         float(stream.work(3))
+
+
+def test_a_learners_test_of_a_clock_is_judged_by_a_virtual_one():
+    """Fault (the soak found it): `long - short > 20`, of 40 and 10 ms of work, is right, and failed on a busy machine
+    where waiting for 10 ms took 25."""
+    real, clock = simulated_stream.SimulatedStream, time.perf_counter
+    namespace: dict = {"SimulatedStream": real, "seen": []}
+    exec(
+        "def test(program):\n"
+        "    for work in (10, lambda: __import__('time').sleep(0.01)):\n"
+        "        with SimulatedStream(launch_us=5) as stream, SimulatedStream() as other:\n"
+        "            other.launch(500)\n"
+        "            seen.append(program(stream, work))\n",
+        namespace,
+    )
+    for program in (programs.elapsed_by_waiting, programs.elapsed_by_events, programs.elapsed_ms):
+        on_a_virtual_device(namespace["test"])(program)
+    assert namespace["seen"][:4] == pytest.approx([10, 10, 10, 10], rel=1e-3) and max(namespace["seen"][4:]) < 0.001
+    assert namespace["SimulatedStream"] is simulated_stream.SimulatedStream is real and time.perf_counter is clock
+    with real() as made_before:
+        found = []
+        on_a_virtual_device(lambda program: found.append(program(made_before, 20)))(programs.elapsed_by_waiting)
+    assert found[0] > 15
 
 
 @pytest.mark.parametrize("ms", [2.0, 5.42387, 5.5, 9.0, 27.0])

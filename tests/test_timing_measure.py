@@ -240,11 +240,14 @@ def test_the_notebooks_test_run_takes_few_samples():
         "print(len(measure(lambda: 0, repeats=1, device='cpu').samples_ms), end=' ')\n"
         "turns = compare({'a': lambda: 0, 'b': lambda: 0}, device='cpu')\n"
         "print(len(turns.samples_ms['a']))\n"
+        "from every_millisecond import subject\n"
+        "from every_millisecond.notebook import bar\n"
+        "print(bar.REPEATS, subject.SLOW_MS)\n"
         "try: measure(lambda: 0, repeats=0, device='cpu')\n"
         "except ValueError as error: print(error)\n"
     )
     folder = Path(__file__).resolve().parent / "offline"
     environment = os.environ | {"PYTHONPATH": str(folder), "LLM_LATENCY_TEST_SAMPLES": "1"}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
-    counts, refusal = done.stdout.splitlines()
-    assert counts == "1 1 1" and "repeats=0" in refusal
+    counts, constants, refusal = done.stdout.splitlines()
+    assert counts == "1 1 1" and constants == "1 0.0" and "repeats=0" in refusal
