@@ -173,7 +173,11 @@ def test_wrong_device_is_named():
 
 
 @pytest.mark.parametrize("implementation", ["llm_latency_flash", "llm_latency_triton"])
-@pytest.mark.parametrize("options", [{}, dict(cache_implementation="static", disable_compile=True)], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, pytest.param(dict(cache_implementation="static", disable_compile=True), marks=pytest.mark.long)],
+    ids=str,
+)
 def test_greedy_ids_equal_eager(tiny_llama, implementation, options, gpu):
     """Guards against kernels that are right alone and wrong behind a model's layouts, masks and caches."""
     kernel_runs("triton", torch.zeros(1, 1, 1, 16, device="cuda"))

@@ -72,7 +72,7 @@ def test_run_ladder_in_fresh_processes(tiny_directory, tmp_path, quick_rates):
     assert experiment.load_run(tmp_path) == json.loads((tmp_path / "ladder.json").read_text()) == run
 
 
-def test_a_rung_that_fails_is_shown_and_the_ladder_goes_on(tiny_directory, tmp_path, quick_rates, monkeypatch):
+def test_a_rung_that_fails_is_shown_and_the_ladder_goes_on(tiny_directory, tmp_path, quick_rates, instant, monkeypatch):
     """One broken rung must neither stop the run nor vanish from the table, and the exit code says so."""
     real = runner._run_one
 
@@ -203,13 +203,9 @@ def test_missing_run_is_named(tmp_path):
 
 def test_command_line_errors_are_sentences():
     """An unknown profile on the command line is one line, not a traceback."""
-    result = subprocess.run(
-        [sys.executable, "-m", "every_millisecond.cli", "run", "--profile", "nope"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 1 and "unknown profile 'nope'" in result.stderr and "Traceback" not in result.stderr
+    result = CliRunner().invoke(cli.app, ["run", "--profile", "nope"])
+    assert result.exit_code == 1 and "unknown profile 'nope'" in result.stderr and "Traceback" not in result.stderr
+    assert isinstance(result.exception, SystemExit), "what escapes is a traceback"
 
 
 def path_run(**scales: float) -> dict:

@@ -104,6 +104,7 @@ def test_several_processes_may_build_at_once(cache, copying, fake_compiler):
     assert len(list((cache / "kernel").iterdir())) == 1
 
 
+@pytest.mark.long
 @needs_kernel
 @pytest.mark.skipif(sys.platform != "linux", reason="the list of loaded libraries is Linux's")
 def test_there_is_one_openmp_runtime():

@@ -139,6 +139,7 @@ def outlier_target(target):
     scale(1 / 128.0)
 
 
+@pytest.mark.long
 @pytest.mark.model
 def test_one_key_channel_a_hundred_times_the_others(outlier_target, tokenizer):
     """Case 18: a scale per token would round all other channels to a few steps; per channel they keep all of theirs."""

@@ -79,6 +79,16 @@ def test_an_answers_decode_is_one_pass_fewer_than_its_tokens(tiny_llama):
     assert total(roofline.decode_work(tiny_llama, 9, 1)) == Work()
 
 
+@pytest.mark.parametrize("steps", [1, 2, 5, 8])
+@pytest.mark.parametrize("cache", ["bfloat16", "int8", "int4"])
+def test_an_answers_decode_is_the_sum_of_its_steps(tiny_llama, cache, steps):
+    """It is computed as a line's sum: a count that does not grow evenly would be wrong for every answer."""
+    options = {"batch": 3, "cache": cache, "weights": "int4"}
+    whole = roofline.decode_work(tiny_llama, 7, steps + 1, **options)
+    passes = [roofline.forward_work(tiny_llama, 1, context=7 + done, **options) for done in range(steps)]
+    assert whole == {part: sum((each[part] for each in passes), Work()) for part in whole}
+
+
 def test_decode_without_a_cache_reads_everything_again(tiny_llama):
     """Rung 0's prediction: each step is a prefill of the whole sequence so far."""
     counted = counting.count_flops(lambda: [tiny_llama(ids(1, n), use_cache=False, logits_to_keep=1) for n in (8, 9)])

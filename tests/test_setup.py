@@ -113,7 +113,7 @@ def text_files() -> list[Path]:
     found = []
     for folder, below, names in os.walk(ROOT):
         below[:] = [name for name in below if name not in SKIPPED_FOLDERS and not name.endswith(".egg-info")]
-        found += [Path(folder) / name for name in names if Path(name).suffix in TEXT]
+        found += [Path(folder) / name for name in names if Path(name).suffix in TEXT and name != ".git"]
     return found
 
 

@@ -134,6 +134,7 @@ def test_the_plain_draft_is_an_ordinary_model_with_the_targets_embedding(target)
     assert torch.equal(draft.state_dict()["model.norm.weight"], stored["model.norm.weight"].float())
 
 
+@pytest.mark.long
 @pytest.mark.model
 @torch.inference_mode()
 def test_both_drafts_say_what_the_target_says_more_often_than_not_trained(target, tokenizer):

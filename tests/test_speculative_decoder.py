@@ -293,8 +293,11 @@ def transitions_p_value(decoder: SpeculativeDecoder, cycles: int = 7_000, **samp
 
 @pytest.mark.parametrize(
     "sampling",
-    [dict(temperature=1.0), dict(temperature=0.7, top_k=4), dict(temperature=1.3, top_p=0.8)],
-    ids=["plain", "top-k", "top-p"],
+    [
+        pytest.param(dict(temperature=1.0), id="plain"),
+        pytest.param(dict(temperature=0.7, top_k=4), id="top-k", marks=pytest.mark.long),
+        pytest.param(dict(temperature=1.3, top_p=0.8), id="top-p", marks=pytest.mark.long),
+    ],
 )
 def test_sampling_is_distributed_as_the_targets(sampling):
     """Over 21,000 cycles of the complete decoder in all, filters on: every token follows the target's distribution,

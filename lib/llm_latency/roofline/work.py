@@ -149,8 +149,16 @@ def decode_work(
     With kv_cache=False every step reads the whole sequence again. Options as in `forward_work`.
     """
     _check_sizes(prompt_tokens=prompt_tokens, new_tokens=new_tokens)
-    parts = dict.fromkeys(PARTS, Work())
-    for done in range(prompt_tokens, prompt_tokens + new_tokens - 1):
-        step = forward_work(model, 1, context=done, **options) if kv_cache else forward_work(model, done + 1, **options)
+    parts, steps = dict.fromkeys(PARTS, Work()), new_tokens - 1
+    if kv_cache and steps:  # every count grows by as much from step to step: the sum is that of a line
+        first, last = (forward_work(model, 1, context=prompt_tokens + done, **options) for done in (0, steps - 1))
+        return {part: _sum_of_line(first[part], last[part], steps) for part in PARTS}
+    for done in range(prompt_tokens, prompt_tokens + steps):
+        step = forward_work(model, done + 1, **options)
         parts = {part: parts[part] + step[part] for part in PARTS}
     return parts
+
+
+def _sum_of_line(first: Work, last: Work, steps: int) -> Work:
+    """The sum of `steps` works, each of which is as much larger than the one before."""
+    return Work(*((getattr(first, field.name) + getattr(last, field.name)) * steps // 2 for field in fields(Work)))
