@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
 import os
+from types import SimpleNamespace
 
 import nbformat
 import pytest
@@ -166,12 +168,23 @@ def course(tmp_path, monkeypatch, quick_ceilings):
     return root
 
 
+class FixedDay:
+    """Stands for `gpu_check`'s module datetime, so that no test passes midnight but where it means to."""
+
+    timedelta = datetime.timedelta
+
+    def __init__(self, monkeypatch):
+        self.today_is = datetime.date(2029, 12, 31)
+        self.date = SimpleNamespace(today=lambda: self.today_is)
+        monkeypatch.setattr(gpu_check, "datetime", self)
+
+
 @pytest.mark.cuda
 @pytest.mark.pretend_card("A100-40GB")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the real one is here: make gpu")
 def test_rehearsal(course, tmp_path, monkeypatch, capsys):
     """Guards against a first run on a paid card that fails on a name: every part, every file, on a pretended card."""
-    out = tmp_path / "results"
+    out, day = tmp_path / "results", FixedDay(monkeypatch)
     assert gpu_check.main(out, root=course) == 1, "a cell raised"
     (path,) = out.glob("*-nvidia-a100-sxm4-40gb-gpu.json")
     folder = path.with_name(path.name.removesuffix("-gpu.json"))
@@ -187,14 +200,19 @@ def test_rehearsal(course, tmp_path, monkeypatch, capsys):
     assert report["notebooks"]["06"]["profile"] == "qwen2.5-7b", "06 on the 7B profile fits into 40 GB"
     summary = (folder / "summary.html").read_text()
     assert "NVIDIA A100-SXM4-40GB" in summary and "06_flash_attention.html" in summary and "notebook 06" in summary
-    # The same command again: only what failed, and once nothing is left to do, a report of its own.
+    # The same command again, past midnight: only what failed; once nothing is left to do, a report of its own.
+    day.today_is = datetime.date(2030, 1, 1)
     assert "continues" not in capsys.readouterr().out
     monkeypatch.setattr(gpu_notebook, "execute", lambda *_, **__: gpu_notebook.Played(cells=3))
     assert gpu_check.main(out, root=course) == 0
     said = capsys.readouterr().out
     assert "continues" in said and "notebook 06 done" in said and "ladder ..." not in said
-    another, fresh = gpu_check.open_report(out, "qwen2.5-7b")
-    assert another.name == path.name.replace("-gpu.json", "-2-gpu.json") and fresh["parts"] == {}
+    assert list(out.glob("*-gpu.json")) == [path]
+    for today, name in ((datetime.date(2029, 12, 31), "2029-12-31-{}-2"), (datetime.date(2030, 1, 1), "2030-01-01-{}")):
+        day.today_is = today
+        another, fresh = gpu_check.open_report(out, "qwen2.5-7b")
+        assert another.name == name.format("nvidia-a100-sxm4-40gb") + "-gpu.json" and fresh["parts"] == {}
+        assert fresh["date"] == str(today)
 
 
 @pytest.mark.cuda

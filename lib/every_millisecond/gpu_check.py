@@ -11,6 +11,7 @@ It needs the checkout, and torch, triton, transformers and pytest; flash-attn is
 from __future__ import annotations
 
 import datetime
+import itertools
 import json
 import os
 import re
@@ -119,22 +120,22 @@ def card_profile() -> str:
 
 
 def open_report(out: Path, profile: str) -> tuple[Path, dict]:
-    """Today's report of this GPU that still has something to do, or a new one with a name that is free."""
+    """This GPU's report of today or yesterday (a run may pass midnight) that still has something to do, or a new one
+    with a name that is free."""
     out.mkdir(parents=True, exist_ok=True)
     machine = hardware.machine_facts()
-    date = datetime.date.today().isoformat()
-    for path in report_paths(out, date, machine["gpu"]):
-        if not path.exists():
-            break
+    today = datetime.date.today()
+    days = [report_paths(out, str(day), machine["gpu"]) for day in (today - datetime.timedelta(days=1), today)]
+    for path in (path for day in days for path in itertools.takewhile(Path.exists, day)):
         found = json.loads(path.read_text("utf-8"))
         same = all(found["machine"][key] == machine[key] for key in ("gpu", "torch", "cuda"))
         open_parts = any(part["status"] in (WAITS, FAILED) for part in found["parts"].values())
         if same and found["profile"] == profile and open_parts:
             print(f"gpu-check: continues {path}")
             return path, found
-    return path, {
+    return next(path for path in days[-1] if not path.exists()), {
         "kind": "gpu-check",
-        "date": date,
+        "date": str(today),
         "machine": machine,
         "profile": profile,
         "backends": backends(),
