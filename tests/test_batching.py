@@ -305,7 +305,7 @@ def smallest():
     ).eval()
 
 
-@pytest.mark.parametrize("kind", ["transformers", "kernel"])
+@pytest.mark.parametrize("kind", ["transformers", pytest.param("kernel", marks=pytest.mark.long)])
 def test_thousand_random_requests(smallest, kind):
     """Fault: a page lost now and then, a request forgotten, a deadlock when half-read prompts fill the pool."""
     rng = random.Random(5)

@@ -60,12 +60,16 @@ def test_what_an_item_refuses_is_said():
     assert (found.title, found.priority, found.notebook) == ("an item", 2, "08")
 
 
-def test_diagnose_a_learners_own_folder(tiny_directory, quick_ceilings):
+def test_diagnose_a_learners_own_folder(tiny_directory, quick_ceilings, monkeypatch):
     """End to end: stages that are explained, every item, and parts that were really measured."""
+    diagnose, shown = checklist.diagnose, []
+    monkeypatch.setattr(
+        checklist, "diagnose", lambda *args, **options: shown.append(diagnose(*args, **options)) or shown[0]
+    )
     result = CliRunner().invoke(cli.app, ["diagnose", "--model", tiny_directory])
     assert result.exit_code == 0, result.output
     assert "Your checklist, by what it gains" in result.output
-    found = checklist.diagnose(tiny_directory)
+    (found,) = shown
     assert [stage.name for stage in found.stages] == ["prefill", "decode step"]
     assert found.total_ms == pytest.approx(found.stages[0].measured_ms + 49 * found.stages[1].measured_ms)
     assert found.cache_bytes_per_token == 2 * 2 * 2 * 8 * 4  # K and V, layers, heads, width, bytes

@@ -116,6 +116,7 @@ def test_every_number_of_lanes_gives_the_same_bits(toy, lanes, options, monkeypa
     assert torch.equal(KernelDecoder.from_model(toy, threads=2, **options).score(ids), expected)
 
 
+@pytest.mark.long
 @pytest.mark.model
 def test_the_real_model_gives_the_same_bits_in_a_batch(target):
     """Guards against a difference that needs real sizes: 576 and 1,536 columns, nine heads on three."""

@@ -167,6 +167,7 @@ def test_the_kernels_contenders_give_one_text(target):
         assert answers[0].ids[0] == int(target(torch.tensor([prompt])).logits[0, -1].argmax())
 
 
+@pytest.mark.long
 @pytest.mark.model
 def test_a_real_process_answers(target):
     """Guards against chatter on standard output that is taken for an answer, and against processes that do not end."""

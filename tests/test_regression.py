@@ -150,6 +150,7 @@ def no_residual(drafted, draft_probs, target_probs, uniforms):
     return accepted, target_probs[accepted]  # a rejected token is replaced from p, not from max(0, p - q)
 
 
+@pytest.mark.long
 def test_a_wrong_acceptance_rule_fails():
     """Accepting every draft is wrong in greedy text; forgetting the residual only where text is sampled."""
     cases, options = {"any": torch.tensor([[0, 1]])}, dict(rounds=0, exact=True, samples=800)

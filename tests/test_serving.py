@@ -322,6 +322,7 @@ def test_the_command_line(url, tmp_path):
         assert done.exit_code == 1 and words in " ".join(done.output.split()), done.output
 
 
+@pytest.mark.long
 def test_the_clients_check_reports_both_clocks():
     """`tools/check_load_client.py` must match the client's requests with the server's notes, none left over."""
     tool = Path(__file__).resolve().parents[1] / "tools" / "check_load_client.py"
