@@ -12,7 +12,7 @@ from types import FrameType
 import torch
 
 from every_millisecond.checks.failure import CheckFailed, describe, describe_call
-from every_millisecond.checks.time_limit import OutOfTime, run_within
+from every_millisecond.checks.time_limit import PATIENCE, OutOfTime, run_within
 
 STUB = "not solved yet"  # what nbgrader_config.py lets an unsolved function raise
 LIMIT_S = 5.0
@@ -23,7 +23,7 @@ def call(fn: Callable, *args: object, limit_s: float = LIMIT_S, may_change: bool
     """`fn(*args, **kwargs)`, the learner's function, under guard.
 
     Args:
-        limit_s: seconds after which it is taken to loop for ever.
+        limit_s: seconds of the processor's time after which it is taken to loop for ever.
         may_change: True if the exercise asks to write into an argument.
 
     Raises:
@@ -58,7 +58,8 @@ def attempt(
         value = run_within(limit_s, lambda: fn(*args, **kwargs), own=_is_the_learners)
     except OutOfTime:
         raise CheckFailed(
-            f"{describe_call(fn, args, kwargs)} was stopped after {limit_s:g} s: does a loop never end?"
+            f"{describe_call(fn, args, kwargs)} was stopped after {limit_s:g} s of work, or {PATIENCE * limit_s:g} s "
+            "of waiting: does a loop never end?"
         ) from None
     except NotImplementedError as error:
         if str(error) == STUB:  # torch raises NotImplementedError, too, for an operator that a device lacks

@@ -8,11 +8,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from time import process_time  # not through the module: a check may give Python's clocks another time
 from types import FrameType
 from typing import TypeVar
 
 T = TypeVar("T")
-AGAIN_S = 0.02  # from one strike to the next
+PATIENCE = 6  # what only waits has so many times the limit
+AGAIN_S = 0.02  # from one look to the next, and from one strike to the next
 GIVE_UP_S = 1.0  # a thread that has survived so many strikes is left behind
 
 
@@ -21,7 +23,9 @@ class OutOfTime(BaseException):
 
 
 def run_within(seconds: float, work: Callable[[], T], *, own: Callable[[FrameType], bool] = lambda frame: True) -> T:
-    """What `work()` returns or raises; OutOfTime if it takes longer than `seconds`.
+    """What `work()` returns or raises; OutOfTime if it computes for more than `seconds`, or waits for six times that.
+
+    The limit is the processor's time, so that right code passes on a busy machine, and on one that slept meanwhile.
 
     On the main thread a timer signal ends it, wherever the interpreter is. Elsewhere (Windows, a kernel's subshell) it
     runs on a thread of its own that is asked to end, and is left behind if it sits in compiled code.
@@ -34,13 +38,27 @@ def run_within(seconds: float, work: Callable[[], T], *, own: Callable[[FrameTyp
     return _on_a_thread(seconds, work)
 
 
+class _Limit:
+    """Whether the time is over. Waiting is counted in looks, not on a clock: a process that is halted takes none."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._waited, self._began = seconds, seconds, process_time()
+
+    def is_over(self) -> bool:
+        """To be asked after `seconds`, and from then on each AGAIN_S."""
+        self._waited += AGAIN_S
+        return process_time() - self._began >= self._seconds or self._waited >= PATIENCE * self._seconds
+
+
 def _on_the_main_thread(seconds: float, work: Callable[[], T], own: Callable[[FrameType], bool]) -> T:
-    over, strikes, tracing = False, 0, sys.gettrace()
+    over, strikes, tracing, limit = False, 0, sys.gettrace(), _Limit(seconds)
 
     def ring(signum: int, frame: FrameType | None) -> None:
         nonlocal strikes
         if over or frame is None or frame.f_code is _on_the_main_thread.__code__:
             return  # it has just ended
+        if not strikes and not limit.is_over():
+            return
         strikes += 1
         if strikes > 1:
             sys.settrace(lambda *_: None)  # switches tracing on; the frames below have a trace function of their own
@@ -85,8 +103,11 @@ def _on_a_thread(seconds: float, work: Callable[[], T]) -> T:
             errors.append(OutOfTime())
 
     thread = threading.Thread(target=run_to_the_end, name="check", daemon=True)
+    limit = _Limit(seconds)
     thread.start()
     thread.join(seconds)
+    while thread.is_alive() and not limit.is_over():
+        thread.join(AGAIN_S)
     late = thread.is_alive()
     deadline = time.monotonic() + GIVE_UP_S
     while thread.is_alive() and time.monotonic() < deadline:
