@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import exercise_table
 import pytest
 import torch
@@ -32,6 +34,12 @@ def _random(model_class, config, seed: int):
             if parameter.dim() == 2:
                 parameter.mul_(4.0)
     return model
+
+
+def pytest_collection_finish(session) -> None:
+    """Python's collector looks no more at what was imported, a million objects at each of its great rounds."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

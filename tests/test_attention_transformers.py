@@ -150,6 +150,7 @@ def test_a_compiled_model_gives_the_same(tiny_llama):
     assert torch.allclose(eager, compiled, atol=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.model
 def test_the_real_model_gives_the_same_ids(target, tokenizer):
     """Guards against an error that only real activations, 30 layers and head_dim 64 bring out."""

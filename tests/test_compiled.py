@@ -184,6 +184,7 @@ def test_without_a_compiler_the_rung_says_so(monkeypatch):
     assert rungs.rung("sdpa").unavailable() is None
 
 
+@pytest.mark.long
 @pytest.mark.model
 def test_the_real_model_keeps_its_tokens(target, tokenizer):
     """SDPA and a static cache change the order of additions only: 50 greedy tokens of the standard request stay."""

@@ -129,6 +129,7 @@ def test_the_lossy_choices_lose_little(toy, options, bound):
     assert 1e-5 < error < bound
 
 
+@pytest.mark.long
 @pytest.mark.model
 def test_the_bundled_models_text_is_fp32s(target, tokenizer):
     """Guards against a fault that only real activations show: 8 prompts, 40 tokens each, all ids equal."""

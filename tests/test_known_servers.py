@@ -68,6 +68,7 @@ def test_llama_cpp_names_its_model_and_shares_its_context(tmp_path):
     assert "n_slots = 3" in log and "n_threads = 1" in log, log
 
 
+@pytest.mark.long
 def test_transformers_serve_answers_from_a_folder(tiny_directory, tmp_path, monkeypatch):
     """A folder by its path, offline: the hub is not asked even where the environment would allow it."""
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)

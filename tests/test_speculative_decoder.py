@@ -127,6 +127,7 @@ def test_a_sliding_window_survives_taking_tokens_back():
     assert torch.equal(output.sequences, plain)
 
 
+@pytest.mark.long
 @pytest.mark.model
 def test_greedy_equals_plain_decoding_on_the_real_model(target, tokenizer):
     """FP32: with a matrix of other shape a sum may round another way, so a divergence is allowed only where
@@ -321,7 +322,14 @@ def _assumes_a_uniform_draft(tokens, q, p, uniforms):
     return verify(tokens, torch.full_like(q, 1 / q.shape[1]), p, uniforms)
 
 
-@pytest.mark.parametrize("wrong", [_residual_is_the_target, _accepts_what_the_target_likes, _assumes_a_uniform_draft])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        _residual_is_the_target,
+        pytest.param(_accepts_what_the_target_likes, marks=pytest.mark.long),
+        pytest.param(_assumes_a_uniform_draft, marks=pytest.mark.long),
+    ],
+)
 def test_the_same_test_finds_wrong_rules(wrong, monkeypatch):
     """Three planted faults inside the decoder: the test above must fail for each, or it proves nothing."""
     monkeypatch.setattr(decoder_module, "verify", wrong)

@@ -130,6 +130,7 @@ def test_the_kernels_rungs_answer_with_fp32s_text(name, kernel_directory, tokeni
     assert entry.record("measured").activations == entry.activations
 
 
+@pytest.mark.long
 @kernel_toys.needs_kernel()
 def test_a_rungs_twins_tell_launches_rates_and_the_draft(kernel_directory, tmp_path):
     """Guards against a speculative rung whose prediction lacks its draft, and twins that only some decoders take."""
