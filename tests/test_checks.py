@@ -181,7 +181,7 @@ def test_a_limit_goes_by_the_processors_time(monkeypatch, on_the_main_thread):
 def test_a_halted_process_loses_no_time():
     """Kind 34: a laptop that slept for longer than a check may wait."""
     code = (
-        "import os, time\n"
+        "import time\n"
         "from every_millisecond.checks import time_limit\n"
         "def work():\n"
         "    print('began', flush=True)\n"
